@@ -17,6 +17,7 @@ HIDDEN, INNER, KV, LAYERS, VOCABULARY = 256, 768, 128, 2, 512
 LENGTH = 600
 INSIDE = 2 * HIDDEN * HIDDEN + 2 * KV * HIDDEN + 3 * HIDDEN * INNER  # of a block
 MADE = [INNER, INNER, HIDDEN, HIDDEN, HIDDEN, KV, KV]  # rows of its matrices
+READ = [HIDDEN, HIDDEN, HIDDEN, HIDDEN, INNER, HIDDEN, HIDDEN]  # and columns
 
 
 def both(folder: Path, recipe: str, samples: int = 100) -> tuple[Plan, Plan]:
@@ -29,7 +30,9 @@ def both(folder: Path, recipe: str, samples: int = 100) -> tuple[Plan, Plan]:
 
 
 def seconds(weights: int, tokens: int) -> float:
-    flops = 7 * 2 * tokens * weights + 4 * LAYERS * sum(out**3 for out in MADE)
+    flops = 7 * 2 * tokens * weights
+    for out, width in zip(MADE, READ, strict=True):
+        flops += 2 * LAYERS * out * (tokens * out + out**2 + out * width + width**2)
     return flops / 8.5e10
 
 

@@ -14,19 +14,20 @@ import quantizing
 import torch
 from gguf_runs import models, without_tokenizers, write
 from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
 from small_models import checkpoint
 from test_resume import Died, dying
 from transformers import AutoModelForCausalLM
 
 from qtool.calibrating import row_feedback
-from qtool.calibrating.measure import calibrate
+from qtool.calibrating.given import check_stats
 from qtool.calibrating.placed import Passage
 from qtool.calibrating.row_feedback import Feedback, fed_back
 from qtool.calibrating.sites import Tracer, refuse_conv1d
 from qtool.calibrating.skeleton import MICRO_BATCH_TOKENS, Skeleton
 from qtool.calibrating.workers import Workers
 from qtool.checkpoint import Checkpoint
-from qtool.errors import QtoolError, UnsupportedError
+from qtool.errors import QtoolError, SourceError, UnsupportedError
 from qtool.fitting.ends import Ends
 from qtool.formats.gguf_file import GgufFile
 from qtool.fused_experts import apart
@@ -135,7 +136,9 @@ def test_rows_of_a_gguf_in_another_order(
     monkeypatch.setattr(swept_site.native_gguf, "dequantize", back)
     with Workers(1) as workers:
         part = swept_site.Part(tensor, 0, 0)
-        assert swept_site._feed_back(part, {"w": h}, known, block, workers)
+        fed: dict[str, NDArray[np.float32]] = {}
+        swept_site._feed_back(part, {"w": h}, known, block, workers, fed)
+        assert np.abs(fed["w"] - weight[order] * grown[:, None]).max() < 1e-5
         here = np.empty(40, np.float32)  # what each row of the block is multiplied by
         here[order] = grown
         wanted = fed_back(weight * here[:, None], h / np.outer(here, here), halves)
@@ -206,15 +209,16 @@ def test_slopes_and_products_against_float64(tmp_path: Path) -> None:
             assert (behind.reshape(own.shape).double() - own).abs().max() < 1e-4 * scale
             block = skeleton.block(index)
             found = tracer.sites(block, stream)
-            rows = feedback.of(block, passage, found, found.sites)
+            names = {name for site in found.sites for name in site.names}
+            rows = feedback.of(block, passage, found, names)
             assert len(rows) == 7
             for name, h in rows.items():
                 g = wanted[name.removesuffix(".weight")]
                 k = g / g.square().mean(-1, keepdim=True).sqrt().sqrt()
                 products = (k.T @ k).numpy()
                 assert np.abs(h - products).max() < 1e-3 * np.abs(products).max(), name
-            few = feedback.of(block, passage, found, found.sites[:1])
-            assert few.keys() == {*found.sites[0].names}
+            few = feedback.of(block, passage, found, found.sites[0].names[:2])
+            assert [*few] == [*found.sites[0].names[:2]]
             assert all(np.array_equal(rows[name], one) for name, one in few.items())
             skeleton.advance(block, stream, workers)
 
@@ -353,14 +357,64 @@ def test_killed_it_goes_on_to_the_same_bytes(
     assert not [*tmp_path.glob(".*partial*")]
 
 
-def test_statistics_of_a_file_hold_no_text(tmp_path: Path) -> None:
+@pytest.mark.parametrize("damage", ["truncated", "gone"])
+@pytest.mark.parametrize("lines", [10, 18])
+def test_slopes_that_are_damaged_meanwhile_are_measured_again(
+    damage: str, lines: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While they are measured, and behind that."""
     model = quantizing.build("llama", tmp_path / "model")
     chosen = ["weights.group_size=32", *sets(quantizing.text_file(tmp_path / "text.txt"))]
-    stats, needs = tmp_path / "stats", frozenset({"gram"})
-    settings = load("w4g128-gptq", chosen).calibration
-    calibrate(Checkpoint.open(model), stats, settings, needs, 2, QUIET)
-    made = quantizing.quantize(model, "w4g128-gptq", tmp_path / "out", *chosen, stats=stats)
-    assert any("gptq.yaqa" in n and "no text" in n for n in made.summary.notes)
+    whole = quantizing.quantize(model, "w4g128-gptq", tmp_path / "whole", *chosen).out
+    out = tmp_path / "killed"
+    with monkeypatch.context() as patched, pytest.raises(Died):
+        dying(lines, patched)
+        quantizing.quantize(model, "w4g128-gptq", out, *chosen)
+    (folder,) = tmp_path.glob(".killed.partial*")
+    ends = [*folder.glob("ends/ends-*")]
+    assert ends
+    for path in ends:
+        if damage == "gone":
+            path.unlink()
+        else:
+            path.write_bytes(path.read_bytes()[:-4])
+    quantizing.quantize(model, "w4g128-gptq", out, *chosen)
+    assert quantizing.files(out) == quantizing.files(whole)
+
+
+def test_statistics_of_a_file_hold_no_text(tmp_path: Path) -> None:
+    recipe = load("w4g128-gptq", sets(quantizing.text_file(tmp_path / "text.txt")))
+    with pytest.raises(UnsupportedError, match=r"holds no text.*yaqa"):
+        check_stats(recipe, tmp_path / "stats")
+
+
+def test_the_row_of_a_weight_that_is_too_large(tmp_path: Path) -> None:
+    model = quantizing.build("llama", tmp_path / "model")
+    name = "model.layers.0.self_attn.o_proj.weight"
+    (path,) = model.glob("*.safetensors")
+    tensors = load_file(path)
+    tensors[name][37, 3] = 3e6
+    save_file(tensors, path, {"format": "pt"})
+    chosen = ["weights.group_size=32", *sets(quantizing.text_file(tmp_path / "text.txt"))]
+    with pytest.raises(UnsupportedError, match=r"o_proj.*row 37, group 0"):
+        quantizing.quantize(model, "w4g128-gptq", tmp_path / "out", *chosen)
+
+
+def test_slopes_that_are_not_finite_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = quantizing.build("llama", tmp_path / "model")
+    behind = Ends.behind
+
+    def infinite(self: Ends, index: int, workers: Workers) -> Any:
+        found = [one.clone() for one in behind(self, index, workers)]
+        found[0][0, 1, 2] = torch.inf
+        return found
+
+    monkeypatch.setattr(Ends, "behind", infinite)
+    chosen = ["weights.group_size=32", *sets(quantizing.text_file(tmp_path / "text.txt"))]
+    with pytest.raises(SourceError, match=r"layers\.0: a gradient is not finite"):
+        quantizing.quantize(model, "w4g128-gptq", tmp_path / "out", *chosen)
 
 
 @pytest.mark.slow
@@ -384,7 +438,8 @@ def test_all_models(name: str, tmp_path: Path) -> None:
         for index in range(skeleton.count):
             block = skeleton.block(index)
             found = tracer.sites(block, stream)
-            rows = Feedback(ends).of(block, passage, found, found.sites)
+            names = {name for site in found.sites for name in site.names}
+            rows = Feedback(ends).of(block, passage, found, names)
             assert rows
             for tensor, h in rows.items():
                 assert h.shape == (len(block.weights[tensor]),) * 2

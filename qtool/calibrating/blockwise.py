@@ -44,7 +44,6 @@ from qtool.scheme import Dropped
 
 NOT_ERROR_AWARE = "statistics from a file, used unchanged: not error-aware"
 _ALIKE = "all tokens count alike: a statistics file holds no text for gptq.guided to look at"
-_APART = "rows do not make up for each other: a statistics file holds no text for gptq.yaqa"
 
 
 def quantize_blocks(
@@ -64,7 +63,7 @@ def quantize_blocks(
         with progress.stage("calibrate"):
             skeleton = skeleton or open_skeleton(checkpoint, plan)
             feedback = None
-            if recipe.feeds_back and given.saved is None:
+            if recipe.feeds_back:
                 feedback = Feedback(
                     Ends.of(
                         recipe.feeds_back, skeleton, given.tokens, recipe.calibration.seed, space,
@@ -109,7 +108,6 @@ def quantize_blocks(
     experts = [report for one in done for report in one.experts]
     notes = [] if given.saved is None else [NOT_ERROR_AWARE]
     notes += [_ALIKE] if recipe.guides and given.saved is not None else []
-    notes += [_APART] if recipe.feeds_back and given.saved is not None else []
     said = [note for one in done for note in one.notes]
     notes += experts_note(experts) + merged(fed(told(said, skeleton.count), skeleton.count))
     notes += made_up_note(recipe.makes_up)

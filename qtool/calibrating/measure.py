@@ -209,7 +209,8 @@ def measure_importance(
             blocks = kept_importance.take_up(space, count, scaling, sweeping)
         awaits_head = sweeping is not None and sweeping.awaits_head
         if len(blocks) < count or awaits_head:
-            if sweeping is not None and space is not None:
+            if sweeping is not None and sweeping.samples:
+                assert space is not None
                 sweeping.measure_slopes(skeleton, calibration.tokens, space, threads, progress)
             states = OnDisk(space.folder) if space is not None and states_on_disk else None
             stream = skeleton.embed(calibration.tokens, states=states)

@@ -119,7 +119,8 @@ def quantize_block(run: Run, index: int) -> Outcome:
             before = placed_block(block, CPU) if recipe.makes_up else None
             if run.feedback is not None:
                 with progress.stage("calibrate"):
-                    rows = run.feedback.of(block, run.passage, found, wanted)
+                    swept = {p.name for p in run.plan.by_block[index] if p.scheme is not None}
+                    rows = run.feedback.of(block, run.passage, found, swept)
                     give_back()
                 notes += [FED_BACK] if rows else []
         if recipe.measures_ranges:

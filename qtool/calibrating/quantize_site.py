@@ -24,6 +24,7 @@ from qtool.calibrating.stream import LoadedBlock
 from qtool.calibrating.weights import Weights
 from qtool.calibrating.workers import Workers
 from qtool.dequantize import dequantize
+from qtool.errors import UnsupportedError
 from qtool.methods import gptq, rtn
 from qtool.plan.plan import Plan
 from qtool.plan.planned import Planned
@@ -130,9 +131,8 @@ def quantize_site(
                 if own is None:
                     quant = sweep(weight)
                 else:
-                    back = partial(_back, sweep)
-                    quant = sweep(fed_back(weight, own, back, workers.spread))
-                    del own, back
+                    quant = _fed_back(weight, own, sweep, workers)
+                    del own
             elif planned.name in there:
                 quant = there.pop(planned.name)
             else:
@@ -161,8 +161,17 @@ def _sweep(
     return gptq.quantize_with(weight, given, scheme, options, workers.share())
 
 
-def _back(sweep: Callable[[Floats], GroupQuant], rows: Floats) -> Floats:
-    return dequantize(sweep(rows))
+def _fed_back(
+    weight: Floats, rows: Floats, sweep: Callable[[Floats], GroupQuant], workers: Workers
+) -> GroupQuant:
+    def rounded(some: Floats) -> Floats:
+        return dequantize(sweep(some))
+
+    try:
+        return sweep(fed_back(weight, rows, rounded, workers.spread))
+    except UnsupportedError:
+        sweep(weight)  # which says of which row of the matrix it is
+        raise
 
 
 def _weight(block: LoadedBlock, checkpoint: Weights, name: str) -> Floats:

@@ -31,8 +31,10 @@ from numpy.typing import NDArray
 from qtool.calibrating.linears import Matrix, ObserveLinears, WeightIndex
 from qtool.calibrating.placed import Passage
 from qtool.calibrating.single_thread import single_thread
-from qtool.calibrating.sites import BlockSites, Site
+from qtool.calibrating.sites import BlockSites
 from qtool.calibrating.stream import LoadedBlock
+from qtool.calibrating.workers import Workers
+from qtool.errors import SourceError
 from qtool.fitting.ends import Ends
 from qtool.fitting.passing import Passing
 from qtool.methods import gptq
@@ -54,12 +56,17 @@ class Feedback:
     ends: Ends
 
     def of(
-        self, block: LoadedBlock, passage: Passage, found: BlockSites, sites: Sequence[Site]
+        self, block: LoadedBlock, passage: Passage, found: BlockSites, names: Collection[str]
     ) -> Rows:
-        """H of the matrices that read some sites, through the block as it is now; of those that
-        read each token once. UnsupportedError where torch has no gradient."""
-        ids = {site.id for site in sites if site.per_token == 1 and site.expert is None}
-        linears = {one.matrix: one for one in found.linears if one.site in ids}
+        """H of some of the block's matrices, through the block as it is now; of those that read
+        each token once. UnsupportedError where torch has no gradient, SourceError where one is not
+        finite."""
+        ids = {one.id for one in found.sites if one.per_token == 1 and one.expert is None}
+        linears = {
+            one.matrix: one
+            for one in found.linears
+            if one.site in ids and any(reader.name in names for reader in one.readers)
+        }
         ends = self.ends.behind(block.index, passage.workers)
         index, workers = WeightIndex(block.module), passage.workers
         sums: dict[Matrix, torch.Tensor] = {}
@@ -69,23 +76,31 @@ class Feedback:
 
         for first in range(0, len(ends), workers.threads):
             last = min(len(ends), first + workers.threads)
-            batches = workers.map(one, range(first, last))
-
-            def add(matrix: Matrix, batches: list[dict[Matrix, torch.Tensor]] = batches) -> None:
-                for slopes in (batch[matrix] for batch in batches if matrix in batch):
-                    if matrix not in sums:
-                        sums[matrix] = torch.zeros(slopes.shape[1], slopes.shape[1])
-                    sums[matrix].addmm_(slopes.T, slopes)
-
-            workers.map(add, linears)
+            _add(sums, workers.map(one, range(first, last)), workers)
         rows: Rows = {}
         for matrix, total in sums.items():
-            if not (bool(torch.isfinite(total).all()) and bool(total.any())):
-                continue
-            for reader in linears[matrix].readers:
+            for reader in linears[matrix].readers if total.any() else ():
                 own = slice(*reader.rows)
-                rows[reader.name] = np.ascontiguousarray(total[own, own].numpy())
+                if reader.name in names:
+                    rows[reader.name] = np.ascontiguousarray(total[own, own].numpy())
         return rows
+
+
+def _add(
+    sums: dict[Matrix, torch.Tensor], batches: list[dict[Matrix, torch.Tensor]], workers: Workers
+) -> None:
+    """Products of some micro-batches' slopes, in their order: float32, of which damping leaves no
+    digit that float64 would have."""
+
+    def add(matrix: Matrix) -> None:
+        for slopes in (batch[matrix] for batch in batches if matrix in batch):
+            sums[matrix].addmm_(slopes.T, slopes)
+
+    every = {matrix: one.shape[1] for batch in batches for matrix, one in batch.items()}
+    for matrix, out in every.items():
+        if matrix not in sums:
+            sums[matrix] = torch.zeros(out, out)
+    workers.map(add, every)
 
 
 def _slopes(
@@ -120,6 +135,11 @@ def _slopes(
         slopes = torch.autograd.grad(given, [*once.values()], ends[number], materialize_grads=True)
     except RuntimeError as error:
         raise block.no_gradient(error, "what its rows' errors cost cannot be told") from error
+    if not all(bool(torch.isfinite(one).all()) for one in slopes):
+        raise SourceError(
+            f"{block.prefix[:-1]}: a gradient is not finite on this text; the model is broken, or "
+            "overflows in float32"
+        )
     return {matrix: _counted(one) for matrix, one in zip(once, slopes, strict=True)}
 
 

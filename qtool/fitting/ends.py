@@ -8,10 +8,10 @@ The loss is that of slopes.py: of tokens that are drawn from the model's own pre
 before anything of it is quantized. Micro-batches are those that the run's own stream begins with.
 """
 
+import shutil
 from contextlib import closing
 from dataclasses import dataclass
 from errno import EIO
-from math import ceil
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +21,9 @@ from numpy.typing import NDArray
 from qtool.calibrating.skeleton import MICRO_BATCH_TOKENS, Skeleton
 from qtool.calibrating.workers import Workers
 from qtool.fitting import slopes
+from qtool.fitting.kept import drop_passed
 from qtool.fitting.passing import Passing
+from qtool.plan.shapes import whole_batches
 from qtool.runs.journal import Journal
 from qtool.runs.progress import Progress
 from qtool.runs.workspace import Workspace
@@ -54,9 +56,15 @@ class Ends:
         """
         folder = run.folder / FOLDER
         folder.mkdir(exist_ok=True)
-        found = cls(Workspace(run.out, folder, Journal(folder / "journal", run.journal.look)))
-        together = max(1, -(-MICRO_BATCH_TOKENS // tokens.shape[1]))  # samples of a micro-batch
-        part = tokens[: together * ceil(samples / together)]
+        part = tokens[: whole_batches(samples, *tokens.shape) // tokens.shape[1]]
+        found = cls._in(run, folder)
+        with Workers(threads) as workers:
+            whole = found._is_whole(skeleton.count, workers)
+        if not whole:
+            found.space.journal.close()
+            shutil.rmtree(folder)
+            folder.mkdir()
+            found = cls._in(run, folder)
         with closing(found.space.journal) as journal:
             if _ALL not in journal.done:
                 if not run.journal.done:  # there is something to go on with from now on
@@ -67,7 +75,23 @@ class Ends:
                     MICRO_BATCH_TOKENS,
                 )  # fmt: skip
                 journal.commit(_ALL)
+                drop_passed(found.space)
         return found
+
+    @classmethod
+    def _in(cls, run: Workspace, folder: Path) -> "Ends":
+        return cls(Workspace(run.out, folder, Journal(folder / "journal", run.journal.look)))
+
+    def _is_whole(self, count: int, workers: Workers) -> bool:
+        """Whether all that an earlier run has kept of `count` blocks is there as it was written."""
+        done = self.space.journal.done
+        kept = [index for index in range(count) if _unit(index) in done]
+        try:
+            for index in kept:
+                self.behind(index, workers)
+        except (OSError, KeyError, TypeError):
+            return False
+        return len(kept) == count or _ALL not in done
 
     def _keep(self, index: int, gradients: Passing) -> None:
         """Those by what block `index` gives."""

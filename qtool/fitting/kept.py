@@ -144,7 +144,7 @@ def keep_all(space: Workspace, blocks: int, tables: Mapping[str, Slope]) -> None
         _slopes(space, _TABLES), [(name, -1, one) for name, one in tables.items()]
     )
     space.journal.commit(_ALL, blocks=blocks, **entry)
-    _drop_passed(space)
+    drop_passed(space)
 
 
 def take_all(space: Workspace) -> tuple[list[Block], dict[str, Slope]] | None:
@@ -164,11 +164,11 @@ def take_all(space: Workspace) -> tuple[list[Block], dict[str, Slope]] | None:
         found.append(Block(named, _number(entry.get("unrelated"))))
     if tables is None:
         return None
-    _drop_passed(space)  # where it was killed before
+    drop_passed(space)  # where it was killed before
     return found, {name: one for name, _, one in tables}
 
 
-def _drop_passed(space: Workspace) -> None:
+def drop_passed(space: Workspace) -> None:
     """Remove what only the passes through the blocks need."""
     for kind in ("states-*", "gradients-*", "given-*", "arguments*"):
         for path in space.folder.glob(kind):

@@ -119,7 +119,10 @@ def shapes_of(
         folded = max(alike.values(), default=0)
         attending = attention_rows((t.name.removesuffix(".weight"), t.shape) for t in shared)
         made = tuple(sorted((t.shape[0] for t in shared if t.swept), reverse=True))
-        blocks.add(Block(4 * sum(numbers), max(numbers), widest, inputs, folded, attending, made))
+        fed = max((t.parameters for t in shared if t.swept), default=0)
+        blocks.add(
+            Block(4 * sum(numbers), max(numbers), widest, inputs, folded, attending, made, fed)
+        )
     return Shapes(
         calibrates=True,
         tokens=calibration.samples * calibration.length,
@@ -220,6 +223,8 @@ def run_cost(
             work += tensor.parameters / (_ENCODED[tensor.type.name][tensor.importance] * 1e6)
         if tensor.swept and tensor.type.name in _CHOSEN:
             work += tensor.parameters / (_CHOSEN[tensor.type.name] * 1e6)
+        if measuring.feeds_back and tensor.swept and len(tensor.shape) == 2:
+            work *= 2  # rows are rounded before they make up for others, too
         seconds += work / cores
     if rotates:
         seconds += turning(sum(tensor.parameters for tensor in tensors))
@@ -251,9 +256,15 @@ def run_cost(
                 seconds += duration.tuning(measuring.tune, shapes, share, tensor.parameters, cores)
             if tensor.swept:
                 flops += 2.0 * width * tensor.parameters + 2.0 * first * experts * width**3
+                if len(tensor.shape) == 2:
+                    flops += duration.fed_back(shapes, tensor.shape[0], width)
     if shapes.fed_back:
-        every = sum(tensor.parameters for tensor in tensors if len(tensor.shape) == 2)
-        flops += duration.feeding_back(shapes, every)
+        shares = (
+            tensor.parameters * (active if "_exps" in tensor.name else 1.0)
+            for tensor in tensors
+            if len(tensor.shape) > 1
+        )
+        flops += duration.feeding_back(shapes, sum(shares))
     seconds += STARTUP_SECONDS[True] + flops / (FLOPS_PER_CORE * cores)
     seconds += read / STORAGE_BYTES_PER_SECOND
     if memory.setting.states_on_disk:

@@ -44,7 +44,7 @@ from qtool.gguf.recipe import GgufRecipe
 from qtool.gguf.source import GgufSource
 from qtool.gguf.swept_files import OUTSIDE, SweptFiles
 from qtool.gguf.swept_parts import beside, cost_by, is_in_order, parts_of
-from qtool.gguf.swept_site import Made, Part, sweep_head, sweep_site
+from qtool.gguf.swept_site import Made, Part, fed_names, sweep_head, sweep_site
 from qtool.gguf.tuned_blocks import BlockMatrix, place_of
 from qtool.methods import gptq
 from qtool.recipe.methods import TuneOptions
@@ -167,8 +167,7 @@ class Sweeping:
         notes = [GUIDED] if weights else []
         rows: Rows = {}  # of the block before any of it is swept
         if self.feedback is not None:
-            rows = self.feedback.of(block, passage, found, wanted)
-            notes += [FED_BACK] if rows else []
+            rows = self.feedback.of(block, passage, found, fed_names(parts))
         work = partial(
             sweep_site, options=self.options, block=block, file=file, workers=workers,
             device=device, moved=self.makes_up > 0, rows=rows,
@@ -203,6 +202,8 @@ class Sweeping:
                 made += some
                 notes += said
         give_back()
+        if FED_BACK in notes:
+            notes = [*(note for note in notes if note != FED_BACK), FED_BACK]
         tuned = None
         if self.tune is not None:
             tuned = self._tune(self._originals, self.tune, block, made)

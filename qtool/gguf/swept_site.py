@@ -8,7 +8,7 @@ With a device, it factors and sweeps; threads read, encode and write meanwhile, 
 points of IQ1 to IQ3.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from qtool import methods, native_gguf
 from qtool.calibrating.device import Device
 from qtool.calibrating.quantize_site import REPORTED_ROWS, signal_and_noise
-from qtool.calibrating.row_feedback import Rows, fed_back
+from qtool.calibrating.row_feedback import FED_BACK, Rows, fed_back
 from qtool.calibrating.sites import Site
 from qtool.calibrating.stats import SiteStats, gram_on, is_rare
 from qtool.calibrating.stream import LoadedBlock
@@ -94,10 +94,12 @@ def sweep_site(
     square, rare = Squares.of(site, seen).square, is_rare(site, seen)
     with methods.named(_input_of(parts)):
         known = _known(square, parts, seen, rare, options, workers, device)
-    fed = set[str]()
+    fed: dict[str, Floats] = {}
     if rows and known.swept:
-        fed = {p.tensor.name for p in parts if _feed_back(p, rows, known, block, workers)}
-    return _sweep(parts, known, block, file, workers, device, each, moved, fed)
+        for part in parts:
+            _feed_back(part, rows, known, block, workers, fed)
+    made, notes = _sweep(parts, known, block, file, workers, device, each, moved, fed)
+    return made, [*notes, *([FED_BACK] if fed else [])]
 
 
 def sweep_head(
@@ -113,7 +115,7 @@ def sweep_head(
     square = np.ascontiguousarray(np.diagonal(seen.gram))
     with methods.named(_input_of([part])):
         known = _known(square, [part], seen, False, options, workers, device)
-    (made,), notes = _sweep([part], known, None, file, workers, device, workers.map, False, set())
+    (made,), notes = _sweep([part], known, None, file, workers, device, workers.map, False, {})
     return made, notes
 
 
@@ -130,10 +132,10 @@ def _sweep(
     device: Device | None,
     each: Each,
     moved: bool,
-    fed: Collection[str],
+    fed: Mapping[str, Floats],
 ) -> tuple[list[Made], list[str]]:
     """Matrices that read one input, by what is known of it, and notes. moved: the block has all
-    otherwise than the source; fed: these, whose errors are still of the source's."""
+    otherwise than the source; fed: as _feed_back() leaves it."""
     step = partial(
         _step, block=block, known=known, workers=workers, device=device, file=file, moved=moved,
         fed=fed,
@@ -193,7 +195,7 @@ def _step(
     device: Device | None,
     file: Path,
     moved: bool,
-    fed: Collection[str],
+    fed: Mapping[str, Floats],
 ) -> tuple[int, float, float]:
     """Some rows of a matrix: into the file, and into the decoder block. The checksum of their
     blocks; of some of them, tr(W H W') and tr(E H E')."""
@@ -214,10 +216,10 @@ def _step(
         out.write(blocks.data)
     signal = noise = 0.0
     if known.gram is not None:
-        if tensor.name in fed and not moved:
-            weight = floats_of(tensor, start, start + count)
         kept = slice(-first % every, None, every)
         some = torch.from_numpy(weight[kept])
+        if (before := fed.get(tensor.name)) is not None:
+            some = torch.from_numpy(before[-(-first // every) : -(-last // every)])
         lost = some - torch.from_numpy(back[kept])
         signal, noise = _errors(some, lost, known.gram, device)
     if block is not None:
@@ -225,14 +227,32 @@ def _step(
     return checksum(blocks), signal, noise
 
 
-def _feed_back(part: Part, rows: Rows, known: _Known, block: LoadedBlock, workers: Workers) -> bool:
-    """Whether the decoder block has a matrix now as its rows are to be rounded, each with what
-    those before it lost."""
+def fed_names(parts: Mapping[str, Sequence[Part]]) -> set[str]:
+    """The checkpoint's matrices whose rows may make up for each other: those of which one tensor is
+    made, and no other matrix is in it."""
+    every = (part.tensor for some in parts.values() for part in some)
+    return {
+        one.source.origin[0]
+        for one in every
+        if len(one.source.origin) == 1 and one.source.cut is None and matrices_of(one)[0] == 1
+    }
+
+
+def _feed_back(
+    part: Part,
+    rows: Rows,
+    known: _Known,
+    block: LoadedBlock,
+    workers: Workers,
+    fed: dict[str, Floats],
+) -> None:
+    """Let the decoder block have a matrix as its rows are to be rounded, each with what those
+    before it lost; fed: gets the rows that are reported, as they were."""
     tensor = part.tensor
     source, count = tensor.source, matrices_of(tensor)[1]
-    own = rows.pop(source.origin[0], None) if len(source.origin) == 1 else None
-    if own is None or source.cut is not None or matrices_of(tensor)[0] != 1 or len(own) != count:
-        return False
+    own = rows.pop(source.origin[0], None) if source.origin else None
+    if own is None or len(own) != count:
+        return
     if source.order is not None:
         order = source.order(np.arange(count, dtype=np.int64))
         own = own[np.ix_(order, order)]
@@ -243,10 +263,9 @@ def _feed_back(part: Part, rows: Rows, known: _Known, block: LoadedBlock, worker
         blocks = sweep.blocks_of(some, tensor.type, known.given, workers.share())
         return native_gguf.dequantize(blocks, tensor.type, source.in_features, threads=1)
 
-    _put_back(
-        block, tensor, 0, fed_back(_taken(block, tensor, 0, count), own, rounded, workers.spread)
-    )
-    return True
+    weight = _taken(block, tensor, 0, count)
+    fed[tensor.name] = weight[:: max(1, count // REPORTED_ROWS)].copy()
+    _put_back(block, tensor, 0, fed_back(weight, own, rounded, workers.spread))
 
 
 def _errors(

@@ -46,11 +46,18 @@ GUIDED_PASSES = 0.8
 FED_BACK_PASSES = 7.0
 
 
-def feeding_back(shapes: Shapes, weights: int) -> float:
-    """Operations that it takes to tell how rows make up for each other. weights: of all matrices
-    that every token meets, the head's included."""
-    rows = max((sum(out**3 for out in block.made) for block in shapes.blocks), default=0)
-    return 2.0 * FED_BACK_PASSES * shapes.fed_back * weights + 4.0 * shapes.count * rows
+def feeding_back(shapes: Shapes, weights: float) -> float:
+    """Operations that it takes to measure slopes. weights: that a token meets, the head's
+    included."""
+    return 2.0 * FED_BACK_PASSES * shapes.fed_back * weights
+
+
+def fed_back(shapes: Shapes, out: int, width: int) -> float:
+    """Operations by which the rows of a matrix make up for each other, beside its being swept:
+    products of slopes, their factor, what rows are told, and the sweep before they are."""
+    if not shapes.fed_back:
+        return 0.0
+    return 2.0 * out * (shapes.fed_back * out + out**2 + out * width + width**2)
 
 
 def turning(weights: int) -> float:
@@ -129,8 +136,15 @@ def seconds(
             seconds += tuning(recipe.tune, shapes, seen / shapes.tokens, out * width, cores)
         if recipe.rounding == "gptq":
             flops += 2.0 * out * width * width
+            if structure.expert_of(tensor.name) is None:
+                flops += fed_back(shapes, out, width)
     if shapes.fed_back:
-        flops += feeding_back(shapes, sum(t.parameters for t in tensors if len(t.shape) == 2))
+        met = (
+            tensor.parameters * (active if structure.expert_of(tensor.name) is not None else 1.0)
+            for tensor in tensors
+            if len(tensor.shape) == 2
+        )
+        flops += feeding_back(shapes, sum(met))
     seconds += flops / (FLOPS_PER_CORE * cores)
     if setting.states_on_disk:
         seconds += 2 * (1 + passes) * shapes.states * len(grams) / STORAGE_BYTES_PER_SECOND

@@ -56,6 +56,7 @@ class Block:
     folded: int = 0  # most numbers in matrices of one kind of input, those of all experts together
     attending: int = 0  # rows of queries, keys and values, as far as names tell
     made: tuple[int, ...] = ()  # rows of each matrix that all tokens meet, the most first
+    fed: int = 0  # numbers in the largest of these
 
 
 def gram_sum_bytes(width: int) -> int:
@@ -194,6 +195,7 @@ def shapes_of(
         widest = 0
         attending = attention_rows((one.module, one.shape) for one in group)
         made: list[int] = []
+        fed = 0
         for tensor in group:
             if len(tensor.shape) != 2:
                 continue
@@ -203,7 +205,9 @@ def shapes_of(
             if tensor.scheme is not None:
                 site = structure.input_site(tensor.module)
                 alike[_NUMBER.sub("*", site)] += tensor.parameters
-                made += [tensor.shape[0]] if share is None else []
+                if share is None:
+                    made.append(tensor.shape[0])
+                    fed = max(fed, tensor.parameters)
                 before = inputs.get(site, Input(tensor.shape[1], 0, share))
                 inputs[site] = replace(before, largest=max(before.largest, tensor.parameters))
         numbers = [tensor.parameters for tensor in group]
@@ -212,7 +216,7 @@ def shapes_of(
         blocks.add(
             Block(
                 4 * sum(numbers), max(numbers), widest, tuple(ordered), folded, attending,
-                tuple(sorted(made, reverse=True)),
+                tuple(sorted(made, reverse=True)), fed,
             )
         )  # fmt: skip
     settings = recipe.calibration
