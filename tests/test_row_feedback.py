@@ -32,6 +32,7 @@ from qtool.fitting.ends import Ends
 from qtool.formats.gguf_file import GgufFile
 from qtool.fused_experts import apart
 from qtool.gguf import swept_site
+from qtool.matrix.cells import _calibrated
 from qtool.recipe.recipe import load
 from qtool.runs.progress import Progress
 from qtool.runs.quantize import Asked, quantize
@@ -386,6 +387,11 @@ def test_statistics_of_a_file_hold_no_text(tmp_path: Path) -> None:
     recipe = load("w4g128-gptq", sets(quantizing.text_file(tmp_path / "text.txt")))
     with pytest.raises(UnsupportedError, match=r"holds no text.*yaqa"):
         check_stats(recipe, tmp_path / "stats")
+
+
+def test_matrix_gives_it_a_pass_of_its_own() -> None:
+    plain, fed = (load("w4g128-gptq", [f"gptq.yaqa={n}"]) for n in (0, 4))
+    assert (_calibrated(plain, True), _calibrated(fed, True)) == ("shared", "itself")
 
 
 def test_the_row_of_a_weight_that_is_too_large(tmp_path: Path) -> None:
