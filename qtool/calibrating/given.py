@@ -52,7 +52,7 @@ def unserved(recipe: Recipe) -> str | None:
     if recipe.feeds_back:
         return (
             f"a statistics file holds no text, which recipe {recipe.name} needs to tell how rows "
-            "make up for each other (yaqa)"
+            "make up for each other (gptq.yaqa; --set gptq.yaqa=0 leaves it out)"
         )
     if recipe.follows_original:
         why = (

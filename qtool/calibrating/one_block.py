@@ -18,7 +18,7 @@ from qtool.calibrating.originals import Originals
 from qtool.calibrating.pairs import is_compared
 from qtool.calibrating.placed import Ahead, Passage, placed_block
 from qtool.calibrating.quantize_site import Job, quantize_site, site_jobs
-from qtool.calibrating.row_feedback import FED_BACK, Feedback, Rows
+from qtool.calibrating.row_feedback import Feedback, Rows
 from qtool.calibrating.sites import BlockSites, Site, Tracer
 from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.stats import SiteStats, Weights
@@ -122,7 +122,7 @@ def quantize_block(run: Run, index: int) -> Outcome:
                     swept = {p.name for p in run.plan.by_block[index] if p.scheme is not None}
                     rows = run.feedback.of(block, run.passage, found, swept)
                     give_back()
-                notes += [FED_BACK] if rows else []
+                notes += [run.feedback.note] if rows else []
         if recipe.measures_ranges:
             with progress.stage("calibrate"):
                 stats = _with_histograms(run, block, group, stats)

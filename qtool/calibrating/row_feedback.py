@@ -39,6 +39,7 @@ from qtool.fitting.ends import Ends
 from qtool.fitting.passing import Passing
 from qtool.methods import gptq
 from qtool.methods.tiles import Spread, in_turn
+from qtool.verification.sentences import count
 
 Floats = NDArray[np.float32]
 Rows = dict[str, Floats]  # H [out, out] by checkpoint tensor
@@ -46,7 +47,7 @@ Rows = dict[str, Floats]  # H [out, out] by checkpoint tensor
 TOGETHER = 16  # rows that are rounded before others make up for them
 _BLOCK = 256  # and rows after which all that are left are told
 _OPTIONS = gptq.Options(act_order=True, damp_percent=1.0, token_damping=False)
-FED_BACK = "rows of a block made up for each other"  # its note, which told() counts
+FED_BACK = "rows of a block made up for each other, by slopes over "  # a note; told() counts
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,11 @@ class Feedback:
     """What rows of a run are to make up for, block by block."""
 
     ends: Ends
+
+    @property
+    def note(self) -> str:
+        """Of a block."""
+        return f"{FED_BACK}{count(self.ends.samples, 'sample')}"
 
     def of(
         self, block: LoadedBlock, passage: Passage, found: BlockSites, names: Collection[str]
@@ -183,11 +189,11 @@ def fed_back(
 
 def told(notes: Sequence[str], blocks: int) -> list[str]:
     """Notes of all blocks, with how many of them were fed back in one sentence."""
-    done = notes.count(FED_BACK)
-    rest = [note for note in notes if note != FED_BACK]
+    done = [note.removeprefix(FED_BACK) for note in notes if note.startswith(FED_BACK)]
+    rest = [note for note in notes if not note.startswith(FED_BACK)]
     if done:
         rest.append(
-            f"rows of matrices made up for each other in {done} of {blocks} blocks (gptq.yaqa), so "
-            "that relative errors are larger than they would be without, and predictions nearer"
+            f"rows of matrices made up for each other in {len(done)} of {blocks} blocks, by slopes "
+            f"over {done[0]} (gptq.yaqa): relative errors of matrices are larger for it"
         )
     return rest

@@ -37,6 +37,7 @@ class Ends:
     """Of one run."""
 
     space: Workspace
+    samples: int  # over which they are
 
     @classmethod
     def of(
@@ -57,14 +58,14 @@ class Ends:
         folder = run.folder / FOLDER
         folder.mkdir(exist_ok=True)
         part = tokens[: whole_batches(samples, *tokens.shape) // tokens.shape[1]]
-        found = cls._in(run, folder)
+        found = cls._in(run, folder, len(part))
         with Workers(threads) as workers:
             whole = found._is_whole(skeleton.count, workers)
         if not whole:
             found.space.journal.close()
             shutil.rmtree(folder)
             folder.mkdir()
-            found = cls._in(run, folder)
+            found = cls._in(run, folder, len(part))
         with closing(found.space.journal) as journal:
             if _ALL not in journal.done:
                 if not run.journal.done:  # there is something to go on with from now on
@@ -79,8 +80,9 @@ class Ends:
         return found
 
     @classmethod
-    def _in(cls, run: Workspace, folder: Path) -> "Ends":
-        return cls(Workspace(run.out, folder, Journal(folder / "journal", run.journal.look)))
+    def _in(cls, run: Workspace, folder: Path, samples: int) -> "Ends":
+        journal = Journal(folder / "journal", run.journal.look)
+        return cls(Workspace(run.out, folder, journal), samples)
 
     def _is_whole(self, count: int, workers: Workers) -> bool:
         """Whether all that an earlier run has kept of `count` blocks is there as it was written."""

@@ -202,8 +202,8 @@ class Sweeping:
                 made += some
                 notes += said
         give_back()
-        if FED_BACK in notes:
-            notes = [*(note for note in notes if note != FED_BACK), FED_BACK]
+        if self.feedback is not None and FED_BACK in notes:
+            notes = [*(note for note in notes if note != FED_BACK), self.feedback.note]
         tuned = None
         if self.tune is not None:
             tuned = self._tune(self._originals, self.tune, block, made)
