@@ -6,11 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import gguf_from_hf
+import gguf_models
 import pytest
+import quantizing
 import torch
 from test_resume import Died, dying
 
 from qtool.calibrating.device import Device
+from qtool.calibrating.sites import refuse_conv1d
+from qtool.calibrating.skeleton import Skeleton
+from qtool.checkpoint import Checkpoint
+from qtool.errors import QtoolError
+from qtool.fused_experts import apart
 from qtool.gguf import convert
 from qtool.gguf.quantize import run_gguf
 from qtool.gguf.recipe import GgufRecipe
@@ -50,6 +57,42 @@ def write(
     loaded = recipes.load(recipe, sets)
     assert isinstance(loaded, GgufRecipe)
     return run_gguf(GgufRequest(str(model), model, loaded, out, threads, device=device), QUIET)
+
+
+def goes_on(
+    lines: int,
+    model: Path,
+    recipe: str,
+    chosen: list[str],
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A run that ends behind so many lines of its journal goes on, on other threads, to the bytes
+    of one that does not. A recipe whose name begins with q makes GGUF."""
+
+    def made(name: str, threads: int) -> dict[str, bytes]:
+        out = folder / name
+        if recipe.startswith("q"):
+            write(model, out, recipe, *chosen, threads=threads)
+            return {"": out.read_bytes()}
+        quantizing.quantize(model, recipe, out, *chosen, threads=threads)
+        return quantizing.files(out)
+
+    whole = made("whole", 1)
+    with monkeypatch.context() as patched, pytest.raises(Died):
+        dying(lines, patched)
+        made("killed", 3)
+    assert made("killed", 3) == whole
+
+
+def streamable(name: str, folder: Path) -> Skeleton:
+    """One of gguf_models; the test is skipped where it cannot be calibrated."""
+    try:
+        skeleton = Skeleton.open(apart(Checkpoint.open(gguf_models.build(name, folder))))
+        refuse_conv1d(skeleton.block(0).module, name)
+    except QtoolError as error:
+        pytest.skip(str(error))
+    return skeleton
 
 
 def fed_blocks(monkeypatch: pytest.MonkeyPatch) -> dict[str, torch.Tensor]:

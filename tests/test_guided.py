@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 import quantizing
 import torch
-from gguf_runs import models, without_tokenizers, write
+from gguf_runs import goes_on, models, streamable, without_tokenizers, write
 from numpy.typing import NDArray
 from small_models import checkpoint
-from test_resume import Died, dying
 from test_stats import opened, recorded
 
 from qtool.calibrating import guidance
@@ -23,15 +22,13 @@ from qtool.calibrating.calibration import calibration_tokens
 from qtool.calibrating.guidance import Guidance, Mixing, mixing
 from qtool.calibrating.measure import calibrate
 from qtool.calibrating.placed import Passage
-from qtool.calibrating.sites import BlockSites, Tracer, refuse_conv1d
+from qtool.calibrating.sites import BlockSites, Tracer
 from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.stats import collect
 from qtool.calibrating.stream import LoadedBlock, Stream
 from qtool.calibrating.workers import Workers
 from qtool.checkpoint import Checkpoint
-from qtool.errors import QtoolError
 from qtool.formats.gguf_file import GgufFile
-from qtool.fused_experts import apart
 from qtool.gguf import kept_importance
 from qtool.methods import gptq
 from qtool.recipe.recipe import load
@@ -100,13 +97,7 @@ def test_so_it_is_of_other_attention(
 @pytest.mark.parametrize("name", gguf_models.MODELS)
 def test_all_models_that_attend_are_guided(name: str, tmp_path: Path) -> None:
     """Of all that can be streamed; weights have a mean of 1."""
-    try:
-        skeleton = Skeleton.open(
-            apart(Checkpoint.open(gguf_models.build(name, tmp_path / "model")))
-        )
-        refuse_conv1d(skeleton.block(0).module, name)
-    except QtoolError as error:
-        pytest.skip(str(error))
+    skeleton = streamable(name, tmp_path / "model")
     tokens = np.random.default_rng(1).integers(3, 90, (3, 24), dtype=np.int64)
     stream, tracer, guided = skeleton.embed(tokens), Tracer(stacked=True), 0
     with Workers(1) as workers:
@@ -374,23 +365,10 @@ def test_killed_it_goes_on_to_the_same_bytes(
     recipe: str, more: list[str], models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between blocks, on another number of threads."""
-    gguf = recipe.startswith("q")
     model = checkpoint(models, "llama", "bfloat16").path
     chosen = [*more, *sets(quantizing.text_file(tmp_path / "text.txt"))]
 
-    def made(name: str, threads: int) -> dict[str, bytes]:
-        out = tmp_path / name
-        if gguf:
-            write(model, out, recipe, *chosen, threads=threads)
-            return {"": out.read_bytes()}
-        quantizing.quantize(model, recipe, out, *chosen, threads=threads)
-        return quantizing.files(out)
-
-    whole = made("whole", 1)
-    with monkeypatch.context() as patched, pytest.raises(Died):
-        dying(1, patched)
-        made("killed", 3)
-    assert made("killed", 3) == whole
+    goes_on(1, model, recipe, chosen, tmp_path, monkeypatch)
 
 
 def test_statistics_of_a_file_count_tokens_alike(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import quantizing
 import torch
-from gguf_runs import models, without_tokenizers, write
+from gguf_runs import goes_on, models, streamable, without_tokenizers, write
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from small_models import checkpoint
@@ -23,11 +23,11 @@ from qtool.calibrating import row_feedback
 from qtool.calibrating.given import check_stats
 from qtool.calibrating.placed import Passage
 from qtool.calibrating.row_feedback import Feedback, fed_back
-from qtool.calibrating.sites import Tracer, refuse_conv1d
+from qtool.calibrating.sites import Tracer
 from qtool.calibrating.skeleton import MICRO_BATCH_TOKENS, Skeleton
 from qtool.calibrating.workers import Workers
 from qtool.checkpoint import Checkpoint
-from qtool.errors import QtoolError, SourceError, UnsupportedError
+from qtool.errors import SourceError, UnsupportedError
 from qtool.fitting.ends import Ends
 from qtool.formats.gguf_file import GgufFile
 from qtool.fused_experts import apart
@@ -344,19 +344,7 @@ def test_killed_it_goes_on_to_the_same_bytes(
     model = checkpoint(models, "llama", "bfloat16").path
     chosen = [*more, *sets(quantizing.text_file(tmp_path / "text.txt"))]
 
-    def made(name: str, threads: int) -> dict[str, bytes]:
-        out = tmp_path / name
-        if recipe.startswith("q"):
-            write(model, out, recipe, *chosen, threads=threads)
-            return {"": out.read_bytes()}
-        quantizing.quantize(model, recipe, out, *chosen, threads=threads)
-        return quantizing.files(out)
-
-    whole = made("whole", 1)
-    with monkeypatch.context() as patched, pytest.raises(Died):
-        dying(lines, patched)
-        made("killed", 3)
-    assert made("killed", 3) == whole
+    goes_on(lines, model, recipe, chosen, tmp_path, monkeypatch)
     assert not [*tmp_path.glob(".*partial*")]
 
 
@@ -429,13 +417,7 @@ def test_slopes_that_are_not_finite_are_told(
 @pytest.mark.parametrize("name", gguf_models.MODELS)
 def test_all_models(name: str, tmp_path: Path) -> None:
     """Of all that can be streamed: products of every matrix that reads each token once."""
-    try:
-        skeleton = Skeleton.open(
-            apart(Checkpoint.open(gguf_models.build(name, tmp_path / "model")))
-        )
-        refuse_conv1d(skeleton.block(0).module, name)
-    except QtoolError as error:
-        pytest.skip(str(error))
+    skeleton = streamable(name, tmp_path / "model")
     tokens = np.random.default_rng(1).integers(3, 90, (3, 24), dtype=np.int64)
     with workspace(tmp_path / "out", is_folder=True, nbytes=0, fresh=False) as space:
         kept = Workspace(tmp_path / "out", tmp_path, space.journal)

@@ -83,8 +83,7 @@ def quantize_blocks(
         guidance = Guidance(guides, recipe.calibration.seed) if guides else None
         run = Run(
             recipe, plan, journal, sink, progress, passage, skeleton, Tracer(), given.saved, shared,
-            blocks, originals, tuning, guidance, feedback,
-            planned_head(plan),
+            blocks, originals, tuning, guidance, feedback, planned_head(plan),
         )  # fmt: skip
         outside = resume.finished(journal, sink, None)
         done = _taken_up(run, space, outside is None)

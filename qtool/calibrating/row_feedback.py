@@ -34,7 +34,6 @@ from qtool.calibrating.single_thread import single_thread
 from qtool.calibrating.sites import BlockSites
 from qtool.calibrating.stream import LoadedBlock
 from qtool.calibrating.workers import Workers
-from qtool.errors import SourceError
 from qtool.fitting.ends import Ends
 from qtool.fitting.passing import Passing
 from qtool.methods import gptq
@@ -142,10 +141,7 @@ def _slopes(
     except RuntimeError as error:
         raise block.no_gradient(error, "what its rows' errors cost cannot be told") from error
     if not all(bool(torch.isfinite(one).all()) for one in slopes):
-        raise SourceError(
-            f"{block.prefix[:-1]}: a gradient is not finite on this text; the model is broken, or "
-            "overflows in float32"
-        )
+        raise block.not_finite()
     return {matrix: _counted(one) for matrix, one in zip(once, slopes, strict=True)}
 
 

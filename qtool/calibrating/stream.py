@@ -13,7 +13,7 @@ from torch import nn
 
 from qtool.calibrating.layout import Layout
 from qtool.calibrating.online import Online
-from qtool.errors import UnsupportedError
+from qtool.errors import SourceError, UnsupportedError
 from qtool.names import Binding
 
 CPU = torch.device("cpu")
@@ -120,6 +120,13 @@ class LoadedBlock:
         return UnsupportedError(
             f"{self.prefix[:-1]}: torch has no gradient of what {type(self.module).__name__} "
             f"computes ({said}), so {so}"
+        )
+
+    def not_finite(self) -> Exception:
+        """What is to be raised where a gradient is not finite."""
+        return SourceError(
+            f"{self.prefix[:-1]}: a gradient is not finite on this text; the model is broken, "
+            "or overflows in float32"
         )
 
     @property

@@ -40,7 +40,6 @@ from qtool.calibrating.sites import BlockSites, Tracer, refuse_conv1d
 from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.stream import LoadedBlock, Stream
 from qtool.calibrating.workers import Workers
-from qtool.errors import SourceError
 from qtool.fitting.before import Before
 from qtool.fitting.head import through_head
 from qtool.fitting.kept import Block, Kept, gradients_at, keep_all, states_at, take_all
@@ -237,10 +236,7 @@ def _through_block(
             raise block.no_gradient(error, so) from error
         gradients[number] = found[0]
         if not all(bool(torch.isfinite(gradient).all()) for gradient in found):
-            raise SourceError(
-                f"{block.prefix[:-1]}: a gradient is not finite on this text; the model is broken, "
-                "or overflows in float32"
-            )
+            raise block.not_finite()
         return seen, list(found[1:])
 
     sums: Seen = {}

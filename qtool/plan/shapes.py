@@ -153,8 +153,8 @@ def micro_batch(samples: int, length: int, tokens: int = MICRO_BATCH_TOKENS) -> 
 
 def whole_batches(some: int, samples: int, length: int) -> int:
     """Tokens of so many of all samples, whole micro-batches of them."""
-    together = -(-MICRO_BATCH_TOKENS // length)
-    return length * min(samples, together * -(-some // together))
+    together = micro_batch(samples, length)
+    return min(samples * length, together * -(-some * length // together))
 
 
 def shapes_of(
