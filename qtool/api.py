@@ -119,6 +119,7 @@ def fit(
     costs: str | Path | None = None,
     threads: int | None = None,
     max_ram: str | None = None,
+    device: str = "auto",
     requantize: bool = False,
     fresh: bool = False,
     quiet: bool = True,
@@ -157,6 +158,7 @@ def fit(
         fresh=fresh,
         requantize=requantize,
         progress=progress,
+        device=device,
     )
     with _threads_as_before():
         return run(request, progress)

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import emulated_autograd
 import numpy as np
 import torch
 from cuda_emulation import Emulator
@@ -31,7 +32,7 @@ from qtool.cuda import compiling, running
 from qtool.cuda.tasks import FIELDS, Task
 from qtool.gguf import on_device
 
-_CPU = torch.device("cpu")
+_CPU, _grad = torch.device("cpu"), torch.autograd.grad
 _SIZES = {"codes": 1, "f16": 2, "bf16": 2, "sum": 2, "squares": 8}  # by the end of a kernel's name
 _INDEXED = ("index", "index_put", "index_put_", "_index_put_impl_")  # by numbers of the host, too
 _ARRAYS = [name for name in FIELDS if f"{name}_bytes" in FIELDS]
@@ -86,6 +87,9 @@ class Tensor(torch.Tensor):
 
     def untyped_storage(self) -> torch.UntypedStorage:
         return self.inner.untyped_storage()
+
+    def register_hook(self, hook: Any) -> None:  # type: ignore[override]
+        self.cuda.hooks.setdefault(emulated_autograd.edge_of(self), []).append(hook)
 
     def record_stream(self, stream: Any) -> None:
         self.memory.recorded.add(stream.actor)
@@ -174,6 +178,8 @@ class Cuda:
         self.programmatic = 0  # of them
         self.devices: set[int] = set()  # on which kernels were launched
         self.streams: dict[int, Stream] = {}
+        self.hooks: emulated_autograd.Hooks = {}
+        self.ways_back = 0
         self._local, self._one = threading.local(), threading.Lock()
         self.Event: Any = type("Event", (Event,), {"cuda": self})
         self.Stream: Any = type("Stream", (Stream,), {"cuda": self})
@@ -279,6 +285,13 @@ class Cuda:
             raise RuntimeError(f"{name}: Expected all tensors to be on the same device: {places}")
         return there[0] if there else _CPU
 
+    def grad(self, outputs: Any, inputs: Any, grad_outputs: Any = None, **how: Any) -> Any:
+        """torch.autograd.grad"""
+        if not _tensors((outputs, inputs)):
+            return _grad(outputs, inputs, grad_outputs, **how)
+        self.ways_back += 1
+        return emulated_autograd.grad(outputs, inputs, grad_outputs, self.hooks, **how)
+
     def memory_at(self, address: int, nbytes: int) -> Held | None:
         """The device's memory in which an array lies."""
         starts = sorted(self.held)
@@ -379,6 +392,7 @@ def emulated(patch: Any, emulator: Emulator | None = None) -> Iterator[Cuda]:
     with patch.context() as patches, _guarded(), plain, watched(patches, cuda.order, Mode):
         for name, one in replaced.items():
             patches.setattr(torch.cuda, name, one)
+        patches.setattr(torch.autograd, "grad", cuda.grad)
         patches.setattr(compiling, "core", cuda.core)
         patches.setattr(running, "_kernel", lambda name, _: name)
         patches.setattr(running, "overlaps", lambda _: True)

@@ -55,6 +55,7 @@ def fit(
     max_ram: Annotated[
         str | None, typer.Option(help="memory that it may take, such as 2GiB; by default any")
     ] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, or auto, which is the CPU")] = "auto",
     requantize: Annotated[
         bool, typer.Option("--requantize", help="take a GGUF file that is quantized already")
     ] = False,
@@ -85,7 +86,7 @@ def fit(
     request = fit_request(
         model, recipe, out, size=size, bits=bits, types=types, text=text, sets=set_ or [],
         costs=costs, threads=threads or default_threads(), max_ram=max_ram, fresh=fresh,
-        requantize=requantize, progress=progress,
+        requantize=requantize, progress=progress, device=device,
     )  # fmt: skip
     found = run(request, progress)
     if json_:

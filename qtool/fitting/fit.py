@@ -21,6 +21,7 @@ from qtool.formats.safetensors_header import TensorInfo
 from qtool.gguf.recipe import GgufRecipe
 from qtool.gguf.resume import source_files
 from qtool.runs import program
+from qtool.runs.differences import DEVICE
 from qtool.runs.identity import file_facts
 from qtool.runs.progress import Progress
 from qtool.runs.provenance import environment
@@ -127,7 +128,13 @@ def _measured(
     from qtool.fitting import losses as rounded
     from qtool.fitting import slopes
 
-    agreed = {**program.facts(), **known, "version of torch or kind of CPU": environment()}
+    agreed = {
+        **program.facts(),
+        **known,
+        "version of torch or kind of CPU": environment(),
+        # Not of costs: those of a GPU serve as well.
+        DEVICE: "cpu" if request.device is None else request.device.name,
+    }
     space.agree(agreed)
     found = slopes.finished(space)
     if found is None:
@@ -155,4 +162,6 @@ def _passed(
     with progress.stage("calibrate"):
         skeleton = Skeleton.open(ways.weights)
         seed = request.settings.seed
-        return slopes.measure(skeleton, tokens, seed, space, request.threads, progress)
+        return slopes.measure(
+            skeleton, tokens, seed, space, request.threads, progress, device=request.device
+        )

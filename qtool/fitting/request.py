@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from qtool.errors import UsageError
+from qtool.errors import UnsupportedError, UsageError
 from qtool.fitting.allocate import Candidate
 from qtool.fitting.ways import Made
 from qtool.gguf.mixture_table import TYPES
@@ -18,6 +18,9 @@ from qtool.plan.budget import Memory
 from qtool.recipe.file import Calibration, did_you_mean
 from qtool.recipe.recipe import Recipe
 from qtool.runs.progress import Progress
+
+if TYPE_CHECKING:
+    from qtool.calibrating.device import Device
 
 BITS = (0.1, 32)  # a weight, that may be asked for
 SAMPLES = 16  # of the text, unless more are asked for
@@ -92,6 +95,7 @@ class FitRequest:
     requantize: bool = False  # tensors of a quantized type may be encoded anew
     max_ram: int | None = None  # bytes of resident memory
     kept_keys: frozenset[str] = frozenset()  # of the recipe's `mlx` table, which stay as they are
+    device: "Device | None" = None  # where blocks are passed; None: the CPU
 
 
 def fit_request(
@@ -110,6 +114,7 @@ def fit_request(
     fresh: bool,
     requantize: bool,
     progress: Progress,
+    device: str = "auto",
 ) -> FitRequest:
     """From what a user says; the model is fetched where it is not there.
 
@@ -120,6 +125,7 @@ def fit_request(
     from qtool.formats.safetensors_file import parse_size
     from qtool.hub import resolve
     from qtool.recipe.recipe import calibration_sets, find, load, shipped
+    from qtool.runs.request import device_of
 
     if (size is None) == (bits is None):
         raise UsageError("give either --size, such as 4.2GB, or --bits, such as 4.5")
@@ -139,13 +145,19 @@ def fit_request(
     else:
         widths(types, base.format)
     room = None if max_ram is None else parse_size(max_ram, "--max-ram")
+    place = device_of(device)
+    if place is not None and room is not None:
+        raise UnsupportedError(
+            "--max-ram counts what the CPU's way takes, not a GPU's libraries and pinned memory: "
+            "leave it out with --device cuda"
+        )
     with progress.stage("download"):
         source = resolve(model, progress)
     own = find(recipe) not in shipped().values()
     kept = frozenset() if isinstance(base, GgufRecipe) else kept_keys(base, own, sets)
     return FitRequest(
         model, source, base, settings, out, nbytes, bits, types, costs, threads, fresh, requantize,
-        room, kept,
+        room, kept, place,
     )  # fmt: skip
 
 

@@ -34,8 +34,10 @@ from numpy.typing import NDArray
 
 from qtool.calibrating.allocator import give_back
 from qtool.calibrating.arguments import tensors_in, with_tensors
+from qtool.calibrating.device import Device
 from qtool.calibrating.layout import Stored
 from qtool.calibrating.linears import WeightIndex
+from qtool.calibrating.placed import Passage
 from qtool.calibrating.sites import BlockSites, Tracer, refuse_conv1d
 from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.stream import LoadedBlock, Stream
@@ -63,13 +65,16 @@ def measure(
     progress: Progress,
     behind: Callable[[int, Passing], None] | None = None,
     together: int = TOGETHER,
+    device: Device | None = None,
 ) -> Slopes:
     """Slopes of all matrices over tokens [samples, length].
 
     seed: of the tokens that are drawn. space: where what is finished is kept. behind: is told of
     each block, from the last to the first, what the slopes by what it gives are, before it counts
-    as passed; no others are found then. together: tokens of a micro-batch.
-    SourceError where something is not finite, UnsupportedError where torch has no gradient.
+    as passed; no others are found then. together: tokens of a micro-batch. device: where blocks are
+    passed, forwards and backwards; None is the CPU.
+    SourceError where logits are not finite, NoGradientError where torch has no gradient, or one
+    that is not finite.
     """
     count = skeleton.count
     with Workers(threads) as workers:
@@ -78,7 +83,8 @@ def measure(
         states = Passing(states_at(space, 0))
         stream = skeleton.embed(tokens, together, states, space.folder)
         before = Before.of(skeleton, tokens, [shape[0] for shape in states.shapes])
-        way = _Way(skeleton, stream, Kept(space, states, workers), progress)
+        passage = Passage.of(stream, workers, device)
+        way = _Way(skeleton, passage, Kept(space, states, workers), progress)
         way.kept.keep_states(0)
         found, gradients = _finished(way.kept, count)
         if gradients is None:
@@ -101,11 +107,12 @@ def measure(
             if behind is not None:
                 behind(index, gradients)
             gradients.go_to(gradients_at(space, index))
-            seen, given = _through_block(
-                block, stream, gradients, before.given[index], workers, behind is not None
-            )
+            with passage.placed(block) as (there, passing, turn):
+                seen, given = _through_block(
+                    there, passing, gradients, before.given[index], turn, behind is not None
+                )
+                named = _named(sites, seen, tokens.size)
             gradients.turn()
-            named = _named(sites, seen, tokens.size)
             found.append(way.kept.keep_slopes(index, named, gradients, given))
             del block, given
 
@@ -143,7 +150,7 @@ class _Way:
     """The pass forwards."""
 
     skeleton: Skeleton
-    stream: Stream
+    passage: Passage
     kept: Kept
     progress: Progress
 
@@ -156,7 +163,8 @@ class _Way:
         for number in self.progress.blocks(index, "block forwards", first=start):
             give_back()
             states.go_to(states_at(space, number + 1))
-            self.skeleton.advance(self.skeleton.block(number), self.stream, self.kept.workers)
+            with self.passage.placed(self.skeleton.block(number)) as (block, stream, workers):
+                self.skeleton.advance(block, stream, workers)
             states.turn()
             self.kept.keep_states(number + 1)
 
@@ -228,12 +236,12 @@ def _through_block(
                 # Some blocks add to what they are given in place, which a leaf does not allow.
                 parts = iter([t.clone() if t.requires_grad else t for t in tensors])
                 output = block.outputs(block.module, states.clone(), with_tensors(call, parts))
-            found = torch.autograd.grad(
-                output, (states, *own), gradients[number], materialize_grads=True
-            )
+            by_output = gradients[number].to(stream.place)
+            found = torch.autograd.grad(output, (states, *own), by_output, materialize_grads=True)
         except RuntimeError as error:
             so = "what its errors cost cannot be told"
             raise block.no_gradient(error, so) from error
+        found = tuple(gradient.cpu() for gradient in found)
         gradients[number] = found[0]
         if not all(bool(torch.isfinite(gradient).all()) for gradient in found):
             raise block.not_finite()

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from qtool.calibrating.device import host
 from qtool.calibrating.linears import Matrix, ObserveLinears, WeightIndex
 from qtool.fitting.slope import Slope
 
@@ -36,7 +37,7 @@ class Sums:
         """tokens: of the whole text. None where no gradient came, or nothing was read."""
         if self.rows is None or self.columns is None:
             return None
-        rows, columns = self.rows.numpy() / tokens, self.columns.numpy() / max(1, self.count)
+        rows, columns = host(self.rows) / tokens, host(self.columns) / max(1, self.count)
         return Slope(rows, columns, self.count)
 
 
