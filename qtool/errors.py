@@ -30,6 +30,10 @@ class UnsupportedError(QtoolError):
     """The request makes sense, but this version or this machine cannot do it."""
 
 
+class NoGradientError(UnsupportedError):
+    """torch cannot go back through what a model computes, or what comes back is not finite."""
+
+
 class UsageError(QtoolError):
     """The command line says something that no command knows; exit status 2."""
 

@@ -25,6 +25,7 @@ MLX stores what a zero makes of its scale, as precisely as its dtype has it:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -223,3 +224,23 @@ def rounded(values: NDArray[np.float32], dtype: str) -> NDArray[np.float32]:
         return halves
     with np.errstate(over="ignore"):
         return values.astype(np.dtype(dtype)).astype(np.float32)
+
+
+def joined(parts: Sequence[GroupQuant]) -> GroupQuant:
+    """Rows of one matrix, a part after another: of one scheme, of one order of columns, and without
+    a scale of the whole matrix."""
+    first = parts[0]
+    assert first.outer is None and first.scheme.rows == 1
+
+    def optional(found: Sequence[NDArray[Any] | None]) -> NDArray[Any] | None:
+        there = [one for one in found if one is not None]
+        return np.concatenate(there) if there else None
+
+    return replace(
+        first,
+        codes=np.concatenate([part.codes for part in parts]),
+        scale=np.concatenate([part.scale for part in parts]),
+        zero=np.concatenate([part.zero for part in parts]),
+        outer_rows=optional([part.outer_rows for part in parts]),
+        offset=optional([part.offset for part in parts]),
+    )

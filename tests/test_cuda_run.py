@@ -212,7 +212,7 @@ def test_every_recipe_without_calibration_is_the_same_file(
 
 
 # Small searches: a thread of the emulated grid is a loop.
-FEW = [("w4g128-awq-gptq", ["awq.grid=1", "gptq.mse=false"])]
+FEW = [("w4g128-awq-gptq", ["awq.grid=1", "gptq.mse=false", "gptq.yaqa=0"])]
 WHOLE = ["w4g128-gptq", "w4g128-awq", "w3g128-awq", "w4g128-awq-gptq", "w4a16-ct", "w8-gptq"]
 WHOLE += ["w8a8-smoothquant-static", "w4a8kv4-qserve", "kv-fp8", "w4-gptq-rotated"]
 WHOLE += ["w4g64-mlx-awq-gptq", "w3g128-awq-gptq"]
@@ -243,13 +243,18 @@ def test_as_good_as_the_cpu(
 
 
 @pytest.mark.parametrize(
-    "how", ["gptq.gptaq=0.5", pytest.param("gptq.guided=0.5", marks=pytest.mark.slow)]
+    "how",
+    [
+        "gptq.yaqa=4",
+        pytest.param("gptq.gptaq=0.5", marks=pytest.mark.slow),
+        pytest.param("gptq.guided=0.5", marks=pytest.mark.slow),
+    ],
 )
 def test_what_gptq_goes_by_is_measured_there(
     how: str, models: Path, tmp_path: Path, device: Device
 ) -> None:
-    """Both models, or tokens with their weights, pass by on the device, which factors; codes are
-    the CPU's but for a few, and in later blocks for what these move."""
+    """Both models, tokens with their weights, or slopes pass by on the device, which factors; codes
+    are the CPU's but for a few, and in later blocks for what these move."""
     source, found = blocks(models, 2), []
     for name, where in (("here", None), ("there", device)):
         out = made("w4g128-gptq", tmp_path / name, where, how, "gptq.mse=false", source=source)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf_from_hf
+import numpy as np
 import pytest
 import quantizing
 import torch
@@ -129,6 +130,27 @@ def test_later_blocks_are_fed_by_what_the_file_says(
     check_fed(model_of(models, name), tmp_path / "out.gguf", chosen, monkeypatch, device)
 
 
+def test_rows_make_up_for_each_other_there(
+    small: tuple[Path, tuple[str, ...]], tmp_path: Path, device: Device
+) -> None:
+    """Of the first block bytes are the CPU's but for a few, each of which moves all rows after it;
+    and they are not those of each row alone."""
+    model, chosen = small
+    found = []
+    for name, where, samples in (("here", None, 4), ("there", device, 4), ("alone", None, 0)):
+        out = tmp_path / name
+        write(model, out, *chosen, f"gptq.yaqa={samples}", device=where)
+        found.append(raw(out))
+    here, there, alone = found
+    for name, one in here.items():
+        other, plain = (np.frombuffer(same[name], np.uint8) for same in (there, alone))
+        same = np.mean(np.frombuffer(one, np.uint8) == other)
+        assert same > (0.99 if "blk.0." in name else 0.6), name
+        if any(many in name for many in ("attn_q", "attn_out", "ffn_up", "ffn_down.w")):
+            assert np.mean(np.frombuffer(one, np.uint8) == plain) < 0.9, name
+            assert np.mean(other == plain) < 0.9, name
+
+
 def test_bytes_do_not_depend_on_threads_or_room(
     small: tuple[Path, tuple[str, ...]], tmp_path: Path, device: Device,
     monkeypatch: pytest.MonkeyPatch,
@@ -145,6 +167,7 @@ def test_bytes_do_not_depend_on_threads_or_room(
     assert sum((Counter(there) - before).values()) == 3 * 4  # inputs of each block
 
 
+@pytest.mark.slow
 def test_a_gguf_file_as_the_source(
     models: Path, sets: list[str], tmp_path: Path, device: Device
 ) -> None:

@@ -1,5 +1,6 @@
 """Every architecture, recipe and kind of artifact on the emulated GPU, in the order of streams."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,21 @@ def used(out: Path, text: Path, **options: Any) -> None:
         out, text, windows=1, length=64, cache=False, threads=1, device="cuda", **options
     )
     qtool.generate(out, "a b", tokens=2, threads=1, device="cuda")
+
+
+@pytest.mark.parametrize("name", arch_models.CONFIGS)
+def test_ways_back(name: str, cuda: Cuda, gpu: Device, tmp_path: Path) -> None:
+    """Through blocks, for what tokens count and how rows make up for each other."""
+    source, text = checkpoint(tmp_path, name).path, quantizing.text_file(tmp_path / "text.txt")
+    more = ["gptq.mse=false", "gptq.guided=0.5", "gptq.yaqa=2"]
+    given = [*changes("w4g32-gptq", text), *more]
+    made = qtool.quantize(
+        source, "w4g32-gptq", tmp_path / "out", changes=given, threads=2, device="cuda"
+    )
+    assert cuda.ways_back and cuda.devices == {1}
+    (said,) = (note for note in made.notes if note.startswith("rows of matrices made up"))
+    fed, blocks = re.findall(r"in (\d+) of (\d+) blocks", said)[0]
+    assert fed == blocks
 
 
 @pytest.mark.parametrize("name", arch_models.CONFIGS)

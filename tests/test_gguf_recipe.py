@@ -73,7 +73,8 @@ def test_shipped_recipe_with_a_sweep(name: str) -> None:
     assert (loaded.type, loaded.name) == (name.partition("-")[0], name)
     assert loaded.sweeps and loaded.importance and loaded.transforms == ("awq",)
     assert loaded.effective()["gptq"] == {
-        "act_order": True, "damp_percent": 0.01, "token_damping": True, "guided": 0.5
+        "act_order": True, "damp_percent": 0.01, "token_damping": True, "guided": 0.5,
+        "yaqa": 16,
     }  # fmt: skip
     again = recipe.parse(json.dumps(loaded.effective()), "again.json", name)
     assert again == loaded

@@ -135,6 +135,7 @@ def raw(path: Path) -> dict[str, np.ndarray]:
         }
 
 
+@pytest.mark.slow  # of safetensors there is one that is not
 def test_a_run_differs_from_the_plain_one_in_scales_alone(
     models: Path, sets: list[str], tmp_path: Path
 ) -> None:

@@ -23,6 +23,7 @@ def check(monkeypatch: pytest.MonkeyPatch) -> object:
     return check
 
 
+@pytest.mark.slow
 def test_what_a_check_said_is_kept(check: object, tmp_path: Path) -> None:
     """Also of one that takes too long, or fails; and times as far as they came."""
     said = """print('{"kernel": "x", "gb_per_s": 1.5}', '{"kernel": "y", ', sep=chr(10), flush=True)

@@ -32,7 +32,7 @@ def both(folder: Path, recipe: str, samples: int = 100) -> tuple[Plan, Plan]:
 def seconds(weights: int, tokens: int) -> float:
     flops = 7 * 2 * tokens * weights
     for out, width in zip(MADE, READ, strict=True):
-        flops += 2 * LAYERS * out * (tokens * out + out**2 + out * width + width**2)
+        flops += 2 * LAYERS * out * (tokens * out + out**2 + out * width)
     return flops / 8.5e10
 
 
@@ -103,3 +103,16 @@ def test_what_is_not_swept_has_none(tmp_path: Path) -> None:
     assert (fed.seconds, fed.disk_bytes, fed.memory) == (
         plain.seconds, plain.disk_bytes, plain.memory,
     )  # fmt: skip
+
+
+def test_statistics_of_a_file_need_no_slopes(tmp_path: Path) -> None:
+    shapes = header_files.llama(LAYERS, HIDDEN, INNER, KV, VOCABULARY)
+    model = Checkpoint.open(header_files.write(tmp_path / "m", shapes))
+    text = ["calibration.samples=4000", f"calibration.length={LENGTH}"]
+    saved, plain, fed = (
+        make_plan(load("w4g128-awq-gptq", [*text, *more]), model, threads=1, from_stats=given)
+        for more, given in (([], True), (["gptq.yaqa=0", "gptq.guided=0"], False), ([], False))
+    )
+    assert saved.peak_rss_bytes == plain.peak_rss_bytes < fed.peak_rss_bytes
+    assert saved.seconds == plain.seconds < fed.seconds
+    assert saved.disk_bytes == plain.disk_bytes <= fed.disk_bytes

@@ -1,6 +1,6 @@
 """gptq.yaqa: slopes behind blocks, products of slopes, rows that make up for others, whole runs."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import quantizing
 import torch
+from cuda_device import device, emulator
 from gguf_runs import goes_on, models, streamable, without_tokenizers, write
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
@@ -20,26 +21,26 @@ from test_resume import Died, dying
 from transformers import AutoModelForCausalLM
 
 from qtool.calibrating import row_feedback
-from qtool.calibrating.given import check_stats
+from qtool.calibrating.device import Device
+from qtool.calibrating.linears import Matrix
+from qtool.calibrating.measure import calibrate
 from qtool.calibrating.placed import Passage
-from qtool.calibrating.row_feedback import Feedback, fed_back
+from qtool.calibrating.row_feedback import Feedback, _groups, round_rows
 from qtool.calibrating.sites import Tracer
 from qtool.calibrating.skeleton import MICRO_BATCH_TOKENS, Skeleton
 from qtool.calibrating.workers import Workers
 from qtool.checkpoint import Checkpoint
-from qtool.errors import SourceError, UnsupportedError
+from qtool.errors import UnsupportedError
 from qtool.fitting.ends import Ends
 from qtool.formats.gguf_file import GgufFile
 from qtool.fused_experts import apart
 from qtool.gguf import swept_site
-from qtool.matrix.cells import _calibrated
 from qtool.recipe.recipe import load
 from qtool.runs.progress import Progress
-from qtool.runs.quantize import Asked, quantize
 from qtool.runs.workspace import Workspace, workspace
 from qtool.verification.run import verify_artifact
 
-__all__ = ["models", "without_tokenizers"]
+__all__ = ["device", "emulator", "models", "without_tokenizers"]
 
 QUIET = Progress(quiet=True)
 Vector = NDArray[np.float64]
@@ -60,6 +61,24 @@ def halves(rows: NDArray[np.float32]) -> NDArray[np.float32]:
     return np.round(rows * 2) / np.float32(2)
 
 
+def fed_back(
+    weight: NDArray[np.float32],
+    h: NDArray[np.float32],
+    rounded: Callable[[NDArray[np.float32]], NDArray[np.float32]],
+    device: Device | None = None,
+) -> NDArray[np.float32]:
+    """The rows as they are when they are rounded."""
+    made = np.full_like(weight, np.nan)
+
+    def noted(rows: NDArray[np.float32], which: NDArray[np.int32]) -> NDArray[np.float32]:
+        assert np.isnan(made[which]).all()
+        made[which] = rows
+        return rounded(rows)
+
+    round_rows(weight, h, noted, device=device)
+    return made
+
+
 def solved(weight: Vector, h: Vector, together: int, rounded: Any) -> tuple[Vector, list[int]]:
     """The rows that are rounded, by the least squares that they stand for, in float64."""
     h = h / np.diagonal(h).mean() + np.eye(len(h))
@@ -73,9 +92,9 @@ def solved(weight: Vector, h: Vector, together: int, rounded: Any) -> tuple[Vect
     return left, order
 
 
-@pytest.mark.parametrize("out", [5, 16, 40, 300, 530])
-def test_rows_are_those_of_least_squares(out: int) -> None:
-    """530: whole blocks of rows are told at once, twice."""
+@pytest.mark.parametrize(("out", "part"), [(5, 16), (16, 16), (40, 16), (300, 16), (2100, 32)])
+def test_rows_are_those_of_least_squares(out: int, part: int) -> None:
+    """2100: whole blocks of rows are told at once."""
     h = products(out)
     weight = np.random.default_rng(1).normal(size=(out, 24)).astype(np.float32)
     seen: list[NDArray[np.float32]] = []
@@ -85,12 +104,19 @@ def test_rows_are_those_of_least_squares(out: int) -> None:
         return halves(rows)
 
     made = fed_back(weight, h, watched)
-    wanted, order = solved(weight.astype(np.float64), h.astype(np.float64), 16, halves)
-    assert [len(rows) for rows in seen] == [16] * (out // 16) + [out % 16] * bool(out % 16)
+    wanted, order = solved(weight.astype(np.float64), h.astype(np.float64), part, halves)
+    assert [len(rows) for rows in seen] == [part] * (out // part) + [out % part] * bool(out % part)
     assert np.array_equal(np.concatenate(seen), made[order])
     # A weight that lies half way may be rounded otherwise; none of these does.
     np.testing.assert_allclose(made, wanted, atol=2e-4)
     assert (out <= 16) is bool(np.array_equal(made, weight))
+
+
+def test_rows_on_a_device(device: Device) -> None:
+    h = products(300)
+    weight = np.random.default_rng(1).normal(size=(300, 24)).astype(np.float32)
+    there = fed_back(weight, h, halves, device)
+    np.testing.assert_allclose(there, fed_back(weight, h, halves), atol=2e-4)
 
 
 def test_the_whole_loses_less() -> None:
@@ -113,10 +139,11 @@ def test_what_nothing_depends_on_takes_part_alone() -> None:
 
 
 @pytest.mark.parametrize("growth", [None, np.linspace(1, 3, 40, dtype=np.float32)])
+@pytest.mark.parametrize("moved", [False, True])
 def test_rows_of_a_gguf_in_another_order(
-    growth: NDArray[np.float32] | None, monkeypatch: pytest.MonkeyPatch
+    growth: NDArray[np.float32] | None, moved: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As those of llama's queries are: the block has what it would have without."""
+    """As those of llama's queries are: they become what they would without."""
     h, rng = products(40), np.random.default_rng(4)
     weight = rng.normal(size=(40, 8)).astype(np.float32)
     order = rng.permutation(40)
@@ -124,28 +151,32 @@ def test_rows_of_a_gguf_in_another_order(
         origin=("w",), cut=None, columns=None, in_features=8, growth=growth, rows=40,
         order=lambda rows: order[rows],
     )  # fmt: skip
-    tensor: Any = SimpleNamespace(name="w", source=source, shape=(40, 8), type=None)
+    type_ = SimpleNamespace(row_bytes=lambda width: 4 * width)
+    tensor: Any = SimpleNamespace(name="w", source=source, shape=(40, 8), type=type_)
+    grown = np.ones((40, 1), np.float32) if growth is None else growth[:, None]
+    stored = weight[order] * grown
     block: Any = SimpleNamespace(weights={"w": torch.from_numpy(weight.copy())})
     known: Any = SimpleNamespace(given=None)
     monkeypatch.setattr(swept_site, "matrices_of", lambda _: (1, 40))
-    monkeypatch.setattr(swept_site.sweep, "blocks_of", lambda some, *_: some)
-    grown = np.ones(40, np.float32) if growth is None else growth
+    monkeypatch.setattr(swept_site, "floats_of", lambda _, first, last: stored[first:last])
 
-    def back(rows: NDArray[np.float32], *_: Any, **__: Any) -> NDArray[np.float32]:
-        return halves(rows)
+    def blocks(some: NDArray[np.float32], *_: Any) -> NDArray[np.uint8]:
+        return halves(some).view(np.uint8)
 
-    monkeypatch.setattr(swept_site.native_gguf, "dequantize", back)
+    monkeypatch.setattr(swept_site.sweep, "blocks_of", blocks)
+    monkeypatch.setattr(
+        swept_site.native_gguf, "dequantize", lambda blocks, *_, **__: blocks.view(np.float32)
+    )
+    own = swept_site._rows_of(tensor, {"w": h})
+    assert own is not None and swept_site._rows_of(tensor, {}) is None
     with Workers(1) as workers:
         part = swept_site.Part(tensor, 0, 0)
-        fed: dict[str, NDArray[np.float32]] = {}
-        swept_site._feed_back(part, {"w": h}, known, block, workers, fed)
-        assert np.abs(fed["w"] - weight[order] * grown[:, None]).max() < 1e-5
-        here = np.empty(40, np.float32)  # what each row of the block is multiplied by
-        here[order] = grown
-        wanted = fed_back(weight * here[:, None], h / np.outer(here, here), halves)
-    found = block.weights["w"].numpy() * here[:, None]
-    np.testing.assert_allclose(found, wanted, atol=1e-4)
-    assert np.abs(found - weight * here[:, None]).max() > 0.05
+        made = swept_site._fed_back(part, own, known, block, workers, None, moved)
+    here = np.empty(40, np.float32)  # what each row of the block is multiplied by
+    here[order] = grown[:, 0]
+    wanted = halves(fed_back(weight * here[:, None], h / np.outer(here, here), halves))
+    assert np.array_equal(made.view(np.float32), wanted[order])
+    assert (made.view(np.float32) != halves(stored)).any()
 
 
 # Slopes.
@@ -159,7 +190,7 @@ def measured(
     tokens = np.random.default_rng(5).integers(3, arch_models.VOCABULARY, shape, dtype=np.int64)
     with workspace(folder / "out", is_folder=True, nbytes=0, fresh=False) as space:
         kept = Workspace(folder / "out", folder, space.journal)
-        ends = Ends.of(samples, skeleton, tokens, 1, kept, 2, QUIET)
+        ends = Ends.of(samples, skeleton, tokens, 1, kept, 2, QUIET, None)
     return skeleton, tokens, ends
 
 
@@ -292,7 +323,7 @@ def test_other_codes_and_no_more(tmp_path: Path) -> None:
     plain, fed = found
     for name, quant in fed.quants.items():
         alike = float(np.mean(quant.codes == plain.quants[name].codes))
-        if len(quant.codes) > row_feedback.TOGETHER:
+        if len(quant.codes) > row_feedback.rows_of_a_part(len(quant.codes)):
             assert alike < 0.9, name
         elif "layers.0." in name:  # rows that are rounded together, of the same input
             assert alike == 1, name
@@ -373,15 +404,91 @@ def test_slopes_that_are_damaged_meanwhile_are_measured_again(
     assert quantizing.files(out) == quantizing.files(whole)
 
 
-def test_statistics_of_a_file_hold_no_text(tmp_path: Path) -> None:
-    recipe = load("w4g128-gptq", sets(quantizing.text_file(tmp_path / "text.txt")))
-    with pytest.raises(UnsupportedError, match=r"holds no text.*yaqa"):
-        check_stats(recipe, tmp_path / "stats")
+def codes(
+    model: Path, out: Path, recipe: str, *chosen: str
+) -> tuple[list[str], dict[str, NDArray[np.uint8]]]:
+    """Notes of a run, and what it wrote of matrices."""
+    if recipe.startswith("w"):
+        run = quantizing.quantize(model, recipe, out, "weights.group_size=32", *chosen)
+        return run.summary.notes, {name: quant.codes for name, quant in run.quants.items()}
+    notes = write(model, out, recipe, "method=gptq", *chosen).notes
+    with GgufFile.open(out) as file:
+        return notes, {name: gguf_from_hf.raw(file, name) for name in file.tensors}
 
 
-def test_matrix_gives_it_a_pass_of_its_own() -> None:
-    plain, fed = (load("w4g128-gptq", [f"gptq.yaqa={n}"]) for n in (0, 4))
-    assert (_calibrated(plain, True), _calibrated(fed, True)) == ("shared", "itself")
+@pytest.mark.parametrize(("recipe", "lines"), [("w4g128-gptq", 9), ("q4_0", 8)])
+def test_without_a_gradient_rows_are_rounded_alone(
+    recipe: str, lines: int, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which is said once, and known to whoever goes on."""
+    model = checkpoint(models, "llama", "bfloat16").path
+    chosen = sets(quantizing.text_file(tmp_path / "text.txt"))
+    _, plain = codes(model, tmp_path / "plain", recipe, *chosen, "gptq.yaqa=0")
+    tries, grad = [], torch.autograd.grad
+
+    def fails(outputs: Any, inputs: Any, *more: Any, **how: Any) -> Any:
+        if isinstance(inputs, torch.Tensor):  # what the head reads
+            return grad(outputs, inputs, *more, **how)
+        tries.append(1)
+        raise RuntimeError("derivative for aten::some is not implemented")
+
+    monkeypatch.setattr(torch.autograd, "grad", fails)
+    with monkeypatch.context() as patched, pytest.raises(Died):
+        dying(lines, patched)
+        codes(model, tmp_path / "out", recipe, *chosen)
+    assert tries and not [*tmp_path.glob(".out.partial*/ends/*-*")]
+    tries.clear()
+    notes, found = codes(model, tmp_path / "out", recipe, *chosen)
+    assert not tries
+    (said,) = (note for note in notes if "yaqa" in note)
+    assert said.startswith("rows of no matrix made up for each other (gptq.yaqa): model.layers.")
+    assert "aten::some" in said
+    assert found and all(np.array_equal(one, plain[name]) for name, one in found.items())
+
+
+def test_a_device_that_fails_is_no_missing_gradient(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run ends, and goes on once it is well, as if nothing had been."""
+    model = quantizing.build("llama", tmp_path / "model")
+    chosen = ["weights.group_size=32", *sets(quantizing.text_file(tmp_path / "text.txt"))]
+    whole = quantizing.quantize(model, "w4g128-gptq", tmp_path / "whole", *chosen).out
+    grad = torch.autograd.grad
+
+    def fails(outputs: Any, inputs: Any, *more: Any, **how: Any) -> Any:
+        if isinstance(inputs, torch.Tensor):  # what the head reads
+            return grad(outputs, inputs, *more, **how)
+        raise RuntimeError("CUDA error: unspecified launch failure")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.autograd, "grad", fails)
+        with pytest.raises(UnsupportedError, match=r"launch failure.*gptq\.yaqa=0"):
+            quantizing.quantize(model, "w4g128-gptq", tmp_path / "out", *chosen)
+    quantizing.quantize(model, "w4g128-gptq", tmp_path / "out", *chosen)
+    assert quantizing.files(tmp_path / "out") == quantizing.files(whole)
+
+
+def test_groups_of_what_fits_a_device() -> None:
+    widths = {Matrix(name, None): out for name, out in zip("abcd", (8, 16, 64, 8), strict=True)}
+    names = [[one.parameter for one in group] for group in _groups(widths, 4 * (64 + 256))]
+    assert names == [["a", "b"], ["c"], ["d"]]
+    assert len(_groups(widths, None)) == 1
+
+
+def test_with_statistics_of_a_file_rows_are_rounded_alone(tmp_path: Path) -> None:
+    model, stats = quantizing.build("llama", tmp_path / "model"), tmp_path / "stats"
+    chosen = ["weights.group_size=32", *sets(quantizing.text_file(tmp_path / "text.txt"))]
+    recipe = load("w4g128-gptq", chosen)
+    calibrate(Checkpoint.open(model), stats, recipe.calibration, frozenset({"gram"}), 2, QUIET)
+    found = [
+        quantizing.quantize(model, "w4g128-gptq", tmp_path / more, *chosen, more, stats=stats)
+        for more in ("gptq.yaqa=0", "gptq.yaqa=4")
+    ]
+    plain, fed = ([note for note in run.summary.notes if "yaqa" in note] for run in found)
+    assert (len(plain), len(fed)) == (0, 1) and "holds no text" in fed[0]
+    assert all(
+        np.array_equal(q.codes, found[0].quants[n].codes) for n, q in found[1].quants.items()
+    )
 
 
 def test_the_row_of_a_weight_that_is_too_large(tmp_path: Path) -> None:
@@ -409,8 +516,12 @@ def test_slopes_that_are_not_finite_are_told(
 
     monkeypatch.setattr(Ends, "behind", infinite)
     chosen = ["weights.group_size=32", *sets(quantizing.text_file(tmp_path / "text.txt"))]
-    with pytest.raises(SourceError, match=r"layers\.0: a gradient is not finite"):
-        quantizing.quantize(model, "w4g128-gptq", tmp_path / "out", *chosen)
+    run = quantizing.quantize(model, "w4g128-gptq", tmp_path / "out", *chosen)
+    said = [note for note in run.summary.notes if "gptq.yaqa" in note]
+    assert len(said) == 3 and all("a gradient is not finite" in note for note in said)
+    plain = quantizing.quantize(model, "w4g128-gptq", tmp_path / "plain", *chosen, "gptq.yaqa=0")
+    for name, quant in plain.quants.items():
+        assert np.array_equal(quant.codes, run.quants[name].codes)
 
 
 @pytest.mark.slow
@@ -421,7 +532,7 @@ def test_all_models(name: str, tmp_path: Path) -> None:
     tokens = np.random.default_rng(1).integers(3, 90, (3, 24), dtype=np.int64)
     with workspace(tmp_path / "out", is_folder=True, nbytes=0, fresh=False) as space:
         kept = Workspace(tmp_path / "out", tmp_path, space.journal)
-        ends = Ends.of(3, skeleton, tokens, 1, kept, 2, QUIET)
+        ends = Ends.of(3, skeleton, tokens, 1, kept, 2, QUIET, None)
     stream, tracer = skeleton.embed(tokens), Tracer(stacked=True)
     with Workers(2) as workers:
         passage = Passage.of(stream, workers, None)
@@ -435,10 +546,3 @@ def test_all_models(name: str, tmp_path: Path) -> None:
                 assert h.shape == (len(block.weights[tensor]),) * 2
                 assert np.allclose(h, h.T, rtol=1e-3, atol=1e-3 * float(np.abs(h).max()))
             skeleton.advance(block, stream, workers)
-
-
-@pytest.mark.parametrize("recipe", ["w4g128-gptq", "q4_k_m-awq-gptq"])
-def test_a_gpu_is_refused_at_once(recipe: str, tmp_path: Path) -> None:
-    asked = Asked("none", tmp_path / "out", None, None, None, False, False, 1, None, [])
-    with pytest.raises(UnsupportedError, match=r"gptq\.yaqa.*CPU alone.*gptq\.yaqa=0"):
-        quantize(load(recipe, ["gptq.yaqa=4"]), Asked(**vars(asked) | {"device": "cuda"}), QUIET)

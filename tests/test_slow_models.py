@@ -59,7 +59,8 @@ def test_recipes_read_back_bit_for_bit(
     source = Checkpoint.open(models / model)
     counts = run.summary.tensors
     untied = recipes.load(recipe).rotates and source.config["tie_word_embeddings"]
-    assert counts["quantized"] == expected
+    outside = ("mlx" in recipe) * (1 if source.config["tie_word_embeddings"] else 2)
+    assert counts["quantized"] == expected + outside
     assert sum(counts.values()) == len(source.tensors) + untied
     assert max(layer.relative_error for layer in run.summary.layers) < 1
 

@@ -60,11 +60,33 @@ def gpu(cuda: Cuda) -> Iterator[Device]:
     """The second one, asked for on a stream of the caller's: in other threads neither is so."""
     cuda.set_device(1)
     with torch.cuda.stream(torch.cuda.Stream()):
-        yield replace(open_gpu(), alone=threading.Lock())
+        yield replace(open_gpu(), alone=threading.RLock())
 
 
 def pinned(numbers: float = 1.0) -> torch.Tensor:
     return torch.full((64,), numbers).pin_memory()
+
+
+def test_the_way_back_is_torchs(cuda: Cuda) -> None:
+    """Through what is broadcast, and what two readers read; hooks change what passes on."""
+    rng = torch.Generator().manual_seed(0)
+    x, w, b = (torch.randn(shape, generator=rng) for shape in ((5, 4), (3, 4), (3,)))
+
+    def back(place: str, doubled: bool) -> list[torch.Tensor]:
+        first, weight, bias = (one.to(place).requires_grad_() for one in (x, w, b))
+        middle = torch.nn.functional.linear(first, weight) + bias
+        seen: Any = middle.tanh()
+        if doubled:
+            seen.register_hook(lambda gradient: gradient * 2)
+        out = seen * seen.softmax(-1) + bias
+        asked = [first, weight, bias, middle]
+        found = torch.autograd.grad(out, asked, torch.ones_like(out), materialize_grads=True)
+        return [one.cpu() for one in found]
+
+    for doubled in (False, True):
+        pairs = zip(back("cuda:0", doubled), back("cpu", doubled), strict=True)
+        assert all(torch.allclose(there, here, rtol=1e-5, atol=1e-6) for there, here in pairs)
+    assert cuda.ways_back == 2
 
 
 def waits_for_a_stream(right: bool) -> None:

@@ -391,7 +391,7 @@ def test_the_note() -> None:
 def test_the_plan_knows_what_it_takes(tmp_path: Path) -> None:
     model = quantizing.build("llama", tmp_path / "model")
     checkpoint = Checkpoint.open(model)
-    many = ["weights.group_size=32", "calibration.samples=512"]
+    many = ["weights.group_size=32", "calibration.samples=512", "gptq.yaqa=0"]
     plain = make_plan(load("w4g128-awq-gptq", many), checkpoint, threads=2)
     tuned = make_plan(load("w4g128-awq-gptq-tune", many), checkpoint, threads=2)
     longer = make_plan(

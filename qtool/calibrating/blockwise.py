@@ -44,6 +44,9 @@ from qtool.scheme import Dropped
 
 NOT_ERROR_AWARE = "statistics from a file, used unchanged: not error-aware"
 _ALIKE = "all tokens count alike: a statistics file holds no text for gptq.guided to look at"
+_ALONE = (
+    "rows do not make up for each other: a statistics file holds no text for gptq.yaqa to go by"
+)
 
 
 def quantize_blocks(
@@ -63,11 +66,11 @@ def quantize_blocks(
         with progress.stage("calibrate"):
             skeleton = skeleton or open_skeleton(checkpoint, plan)
             feedback = None
-            if recipe.feeds_back:
+            if recipe.feeds_back and given.saved is None:
                 feedback = Feedback(
                     Ends.of(
                         recipe.feeds_back, skeleton, given.tokens, recipe.calibration.seed, space,
-                        request.threads, progress,
+                        request.threads, progress, device,
                     )
                 )  # fmt: skip
             states = OnDisk(space.folder) if plan.memory.setting.states_on_disk else None
@@ -106,7 +109,9 @@ def quantize_blocks(
     )
     experts = [report for one in done for report in one.experts]
     notes = [] if given.saved is None else [NOT_ERROR_AWARE]
-    notes += [_ALIKE] if recipe.guides and given.saved is not None else []
+    if given.saved is not None:
+        notes += [_ALIKE] if recipe.guides else []
+        notes += [_ALONE] if recipe.feeds_back else []
     said = [note for one in done for note in one.notes]
     notes += experts_note(experts) + merged(fed(told(said, skeleton.count), skeleton.count))
     notes += made_up_note(recipe.makes_up)

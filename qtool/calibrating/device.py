@@ -26,7 +26,7 @@ class Device:
     launch: Callable[..., None]  # qtool.cuda.running.launch: of tasks whose arrays are there
     name: str  # for people, and for what a resumed run compares
     sums_bytes: int  # of its memory, for sums of Gram matrices
-    alone: threading.Lock = field(default_factory=threading.Lock, compare=False)
+    alone: threading.RLock = field(default_factory=threading.RLock, compare=False)
 
     def put(self, array: NDArray[Any]) -> torch.Tensor:
         """The array there; on the CPU its own memory."""

@@ -49,11 +49,6 @@ def unserved(recipe: Recipe) -> str | None:
             "a statistics file holds nothing of keys and values, for which recipe "
             f"{recipe.name} stores scales"
         )
-    if recipe.feeds_back:
-        return (
-            f"a statistics file holds no text, which recipe {recipe.name} needs to tell how rows "
-            "make up for each other (gptq.yaqa; --set gptq.yaqa=0 leaves it out)"
-        )
     if recipe.follows_original:
         why = (
             "tune the scales of each block" if recipe.tunes else "make up for what is lost (gptaq)"

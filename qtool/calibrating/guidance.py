@@ -127,7 +127,7 @@ def _raise_if_of_memory(error: RuntimeError) -> None:
     """Bytes do not depend on how much there is."""
     if isinstance(error, torch.OutOfMemoryError):  # of a device, which explains it
         raise error
-    if "alloc" in (said := " ".join(str(error).split())[:200]):
+    if "alloc" in (said := " ".join(str(error).split())[:200]).lower():
         raise MemoryError(said) from error
 
 

@@ -211,7 +211,9 @@ def measure_importance(
         if len(blocks) < count or awaits_head:
             if sweeping is not None and sweeping.samples:
                 assert space is not None
-                sweeping.measure_slopes(skeleton, calibration.tokens, space, threads, progress)
+                sweeping.measure_slopes(
+                    skeleton, calibration.tokens, space, threads, progress, device
+                )
             states = OnDisk(space.folder) if space is not None and states_on_disk else None
             stream = skeleton.embed(calibration.tokens, states=states)
             passage = Passage.of(stream, workers, device)

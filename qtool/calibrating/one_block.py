@@ -122,7 +122,7 @@ def quantize_block(run: Run, index: int) -> Outcome:
                     swept = {p.name for p in run.plan.by_block[index] if p.scheme is not None}
                     rows = run.feedback.of(block, run.passage, found, swept)
                     give_back()
-                notes += [run.feedback.note] if rows else []
+                notes += run.feedback.said(index, bool(rows))
         if recipe.measures_ranges:
             with progress.stage("calibrate"):
                 stats = _with_histograms(run, block, group, stats)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from qtool import methods
 from qtool.calibrating.device import Device
 from qtool.calibrating.input_scale import stored_scale
-from qtool.calibrating.row_feedback import Rows, fed_back
+from qtool.calibrating.row_feedback import Rows, round_rows
 from qtool.calibrating.sites import BlockSites, Site
 from qtool.calibrating.stats import MIN_EXPERT_TOKENS, SiteStats, gram_on, is_rare
 from qtool.calibrating.stream import LoadedBlock
@@ -25,14 +25,16 @@ from qtool.calibrating.weights import Weights
 from qtool.calibrating.workers import Workers
 from qtool.dequantize import dequantize
 from qtool.errors import UnsupportedError
+from qtool.fitting.ends import advised
 from qtool.methods import gptq, rtn
+from qtool.methods.tiles import Spread, in_turn
 from qtool.plan.plan import Plan
 from qtool.plan.planned import Planned
 from qtool.plan.shared_scales import SharedScales
 from qtool.recipe.recipe import Recipe
 from qtool.runs import layer_errors
 from qtool.runs.summary import OUTPUTS, WEIGHTS, LayerReport
-from qtool.scheme import GroupQuant, Scheme
+from qtool.scheme import GroupQuant, Scheme, joined
 
 Floats = NDArray[np.float32]
 Write = Callable[[Planned, GroupQuant, float | None], None]  # a matrix, and its input's scale
@@ -117,7 +119,7 @@ def quantize_site(
                 given = gptq.factor(seen.gram, options, seen.count, spread=workers.spread)
                 more = given.notes
             else:
-                there, more = _swept(device, job.readers, seen, weight_of, options)
+                there, more = _swept(device, job.readers, seen, weight_of, options, rows or {})
         notes += [f"{where}: {note}" for note in more]
     coarse: list[float | None] = []
     parts: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -128,11 +130,8 @@ def quantize_site(
             if given is not None:
                 sweep = partial(_sweep, given, scheme, options, workers)
                 own = None if rows is None else rows.pop(planned.name, None)
-                if own is None:
-                    quant = sweep(weight)
-                else:
-                    quant = _fed_back(weight, own, sweep, workers)
-                    del own
+                quant = _rounded(weight, own, sweep, workers.spread, None)
+                del own
             elif planned.name in there:
                 quant = there.pop(planned.name)
             else:
@@ -161,17 +160,30 @@ def _sweep(
     return gptq.quantize_with(weight, given, scheme, options, workers.share())
 
 
-def _fed_back(
-    weight: Floats, rows: Floats, sweep: Callable[[Floats], GroupQuant], workers: Workers
+def _rounded(
+    weight: Floats,
+    rows: Floats | None,
+    sweep: Callable[[Floats], GroupQuant],
+    spread: Spread,
+    device: Device | None,
 ) -> GroupQuant:
-    def rounded(some: Floats) -> Floats:
-        return dequantize(sweep(some))
+    """By rows that make up for each other, as `rows` says, or each alone."""
+    if rows is None:
+        return sweep(weight)
+    parts: list[GroupQuant] = []
+    order: list[NDArray[np.int32]] = []
+
+    def rounded(some: Floats, which: NDArray[np.int32]) -> Floats:
+        parts.append(sweep(some))
+        order.append(which)
+        return dequantize(parts[-1])
 
     try:
-        return sweep(fed_back(weight, rows, rounded, workers.spread))
-    except UnsupportedError:
+        round_rows(weight, rows, rounded, spread, device)
+    except UnsupportedError as error:
         sweep(weight)  # which says of which row of the matrix it is
-        raise
+        raise advised(UnsupportedError(f"of rows that make up for others, {error}")) from error
+    return joined(parts).rows(np.argsort(np.concatenate(order)))
 
 
 def _weight(block: LoadedBlock, checkpoint: Weights, name: str) -> Floats:
@@ -191,6 +203,7 @@ def _swept(
     seen: SiteStats,
     weight_of: Callable[[str], Floats],
     options: gptq.Options,
+    rows: Rows,
 ) -> tuple[dict[str, GroupQuant], tuple[str, ...]]:
     """All readers by name, which share a factor that leaves the device with the last of them."""
     from qtool.methods import gptq_device
@@ -199,10 +212,16 @@ def _swept(
         given = gptq_device.factor(gram_on(device, seen), options, seen.count)
         made = {}
         for planned in readers:
+            sweep = partial(
+                gptq_device.quantize_with,
+                device,
+                given=given,
+                scheme=_scheme(planned),
+                options=options,
+            )
+            own = rows.pop(planned.name, None)
             with methods.named(planned.name):
-                made[planned.name] = gptq_device.quantize_with(
-                    device, weight_of(planned.name), given, _scheme(planned), options
-                )
+                made[planned.name] = _rounded(weight_of(planned.name), own, sweep, in_turn, device)
         return made, given.notes
 
 

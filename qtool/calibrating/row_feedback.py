@@ -8,11 +8,11 @@ What a matrix gives has one, too: with g the slopes of the model's loss by its o
 says which errors of rows add up and which cancel. With both, the loss of an error E is taken for
 tr(H E G E'), and once some rows are rounded, the best values of the rest are known in closed form:
 what GPTQ does along columns is done along rows, with every row swept along its columns. Rows are
-rounded some at a time, those whose errors cost most first.
+rounded in parts, those whose errors cost most first.
 
     slopes behind every block (qtool.fitting.ends), of the first samples
     -> back through the block, as it is by then -> H of each matrix
-    -> its rows, each with what those before it lost -> the sweep, as ever
+    -> its rows, part by part: each with what those before it lost, then swept
 
 Slopes are few and noisy, H most of all of a wide matrix, so that its mean diagonal is added to it
 (once; a tenth of that does 1 % to 7 % worse on other text), and tokens count by |g|, not its square
@@ -21,20 +21,22 @@ Slopes are few and noisy, H most of all of a wide matrix, so that its mean diago
 Source: Tseng, Sun and De Sa, Model-Preserving Adaptive Rounding (YAQA), 2025.
 """
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from qtool.calibrating.device import Device, host
 from qtool.calibrating.linears import Matrix, ObserveLinears, WeightIndex
 from qtool.calibrating.placed import Passage
 from qtool.calibrating.single_thread import single_thread
 from qtool.calibrating.sites import BlockSites
-from qtool.calibrating.stream import LoadedBlock
+from qtool.calibrating.stream import LoadedBlock, Stream
 from qtool.calibrating.workers import Workers
-from qtool.fitting.ends import Ends
+from qtool.errors import NoGradientError, UnsupportedError
+from qtool.fitting.ends import Ends, advised
 from qtool.fitting.passing import Passing
 from qtool.methods import gptq
 from qtool.methods.tiles import Spread, in_turn
@@ -42,10 +44,12 @@ from qtool.verification.sentences import count
 
 Floats = NDArray[np.float32]
 Rows = dict[str, Floats]  # H [out, out] by checkpoint tensor
+Rounded = Callable[[Floats, NDArray[np.int32]], Floats]  # of some rows, and which they are
 
-TOGETHER = 16  # rows that are rounded before others make up for them
-_BLOCK = 256  # and rows after which all that are left are told
 _OPTIONS = gptq.Options(act_order=True, damp_percent=1.0, token_damping=False)
+_PARTS = 64  # or more, in which rows are rounded, each before others make up for it; of
+_LEAST = 16  # so many rows, or a multiple
+_BLOCK = 256  # rows after which all that are left are told
 FED_BACK = "rows of a block made up for each other, by slopes over "  # a note; told() counts
 
 
@@ -54,18 +58,38 @@ class Feedback:
     """What rows of a run are to make up for, block by block."""
 
     ends: Ends
+    alone: dict[int, str] = field(default_factory=dict)  # why rows of a block are rounded so
 
-    @property
-    def note(self) -> str:
-        """Of a block."""
-        return f"{FED_BACK}{count(self.ends.samples, 'sample')}"
+    def said(self, index: int, fed: bool) -> list[str]:
+        """Notes of block `index`. fed: whether rows of it made up for each other."""
+        if self.ends.missing:
+            left = f"rows of no matrix made up for each other (gptq.yaqa): {self.ends.missing}"
+            return [left] if not index else []
+        if index in self.alone:
+            return [
+                f"rows of a block did not make up for each other (gptq.yaqa): {self.alone[index]}"
+            ]
+        return [f"{FED_BACK}{count(self.ends.samples, 'sample')}"] if fed else []
 
     def of(
         self, block: LoadedBlock, passage: Passage, found: BlockSites, names: Collection[str]
     ) -> Rows:
         """H of some of the block's matrices, through the block as it is now; of those that read
-        each token once. UnsupportedError where torch has no gradient, SourceError where one is not
-        finite."""
+        each token once. None where there is no gradient, or it is not finite; UnsupportedError
+        where a device or the block fails."""
+        if self.ends.missing:
+            return {}
+        try:
+            return self._of(block, passage, found, names)
+        except NoGradientError as error:
+            self.alone[block.index] = str(error)
+            return {}
+        except UnsupportedError as error:
+            raise advised(error) from error
+
+    def _of(
+        self, block: LoadedBlock, passage: Passage, found: BlockSites, names: Collection[str]
+    ) -> Rows:
         ids = {one.id for one in found.sites if one.per_token == 1 and one.expert is None}
         linears = {
             one.matrix: one
@@ -73,22 +97,49 @@ class Feedback:
             if one.site in ids and any(reader.name in names for reader in one.readers)
         }
         ends = self.ends.behind(block.index, passage.workers)
-        index, workers = WeightIndex(block.module), passage.workers
-        sums: dict[Matrix, torch.Tensor] = {}
-
-        def one(number: int) -> dict[Matrix, torch.Tensor]:
-            return _slopes(block, index, passage, number, linears.keys(), ends)
-
-        for first in range(0, len(ends), workers.threads):
-            last = min(len(ends), first + workers.threads)
-            _add(sums, workers.map(one, range(first, last)), workers)
+        room = None if passage.device is None else passage.device.sums_bytes // 2
         rows: Rows = {}
-        for matrix, total in sums.items():
-            for reader in linears[matrix].readers if total.any() else ():
-                own = slice(*reader.rows)
-                if reader.name in names:
-                    rows[reader.name] = np.ascontiguousarray(total[own, own].numpy())
+        for group in _groups({matrix: one.out_features for matrix, one in linears.items()}, room):
+            with passage.placed(block) as (there, stream, workers):
+                for matrix, total in _sums(there, stream, workers, ends, group).items():
+                    for reader in linears[matrix].readers if total.any() else ():
+                        own = slice(*reader.rows)
+                        if reader.name in names:
+                            rows[reader.name] = host(total[own, own].contiguous())
         return rows
+
+
+def _groups(widths: Mapping[Matrix, int], room: int | None) -> list[list[Matrix]]:
+    """Matrices whose H are there at once: of all, or of as many as `room` bytes hold."""
+    groups: list[list[Matrix]] = []
+    left = 0
+    for matrix, out in widths.items():
+        if not groups or (room is not None and 4 * out**2 > left):
+            groups.append([])
+            left = room or 0
+        groups[-1].append(matrix)
+        left -= 4 * out**2
+    return groups
+
+
+def _sums(
+    block: LoadedBlock,
+    stream: Stream,
+    workers: Workers,
+    ends: Passing,
+    wanted: Collection[Matrix],
+) -> dict[Matrix, torch.Tensor]:
+    """H of some matrices, where the block is."""
+    index = WeightIndex(block.module)
+    sums: dict[Matrix, torch.Tensor] = {}
+
+    def one(number: int) -> dict[Matrix, torch.Tensor]:
+        return _slopes(block, index, stream, number, wanted, ends)
+
+    for first in range(0, len(ends), workers.threads):
+        last = min(len(ends), first + workers.threads)
+        _add(sums, workers.map(one, range(first, last)), workers)
+    return sums
 
 
 def _add(
@@ -101,23 +152,22 @@ def _add(
         for slopes in (batch[matrix] for batch in batches if matrix in batch):
             sums[matrix].addmm_(slopes.T, slopes)
 
-    every = {matrix: one.shape[1] for batch in batches for matrix, one in batch.items()}
-    for matrix, out in every.items():
+    every = {matrix: one for batch in batches for matrix, one in batch.items()}
+    for matrix, one in every.items():
         if matrix not in sums:
-            sums[matrix] = torch.zeros(out, out)
+            sums[matrix] = one.new_zeros(one.shape[1], one.shape[1])
     workers.map(add, every)
 
 
 def _slopes(
     block: LoadedBlock,
     index: WeightIndex,
-    passage: Passage,
+    stream: Stream,
     number: int,
     wanted: Collection[Matrix],
     ends: Passing,
 ) -> dict[Matrix, torch.Tensor]:
     """Of a micro-batch, g / sqrt |g| [tokens, out], by each matrix that is called once."""
-    stream = passage.stream
     outputs: dict[Matrix, list[torch.Tensor]] = {}
 
     def note(matrix: Matrix, output: torch.Tensor, _: object) -> None:
@@ -137,7 +187,8 @@ def _slopes(
         }
         if not once:
             return {}
-        slopes = torch.autograd.grad(given, [*once.values()], ends[number], materialize_grads=True)
+        behind = ends[number].to(stream.place)
+        slopes = torch.autograd.grad(given, [*once.values()], behind, materialize_grads=True)
     except RuntimeError as error:
         raise block.no_gradient(error, "what its rows' errors cost cannot be told") from error
     if not all(bool(torch.isfinite(one).all()) for one in slopes):
@@ -151,36 +202,47 @@ def _counted(slopes: torch.Tensor) -> torch.Tensor:
     return torch.where(size > 0, rows / size.sqrt(), 0.0)
 
 
-def fed_back(
+def rows_of_a_part(rows: int) -> int:
+    """Of so many in all."""
+    return max(_LEAST, rows // _PARTS // _LEAST * _LEAST)
+
+
+def round_rows(
     weight: Floats,
     rows: Floats,
-    rounded: Callable[[Floats], Floats],
+    rounded: Rounded,
     spread: Spread = in_turn,
-) -> Floats:
-    """The rows of weight [out, in] as they are to be rounded, each with what those before it lost.
+    device: Device | None = None,
+) -> None:
+    """Round the rows of weight [out, in], part by part, each with what those before it lost.
 
-    rows: H [out, out]. rounded: of some rows, what becomes of each, whatever the others are.
+    rows: H [out, out]. rounded: of some rows, and which they are, what becomes of each, whatever
+    the others are. device: that makes rows up for others; the caller has it alone.
     """
-    factor = gptq.factor(rows, _OPTIONS, spread=spread)
-    upper, order = torch.from_numpy(np.asarray(factor.upper)), factor.order
-    left = np.ascontiguousarray(weight[order], np.float32)
-    there = torch.from_numpy(left)
-    told = torch.empty(min(_BLOCK, len(left)), left.shape[1])  # of a block, ready to be taken off
+    if device is None:
+        factor = gptq.factor(rows, _OPTIONS, spread=spread)
+        upper, order = torch.from_numpy(np.asarray(factor.upper)), factor.order
+    else:
+        from qtool.methods import gptq_device
+
+        there = gptq_device.factor(device.put(rows), _OPTIONS)
+        upper, order = there.upper, there.order
+    left = torch.from_numpy(np.ascontiguousarray(weight[order], np.float32)).to(upper.device)
+    size = rows_of_a_part(len(left))
+    block = size * max(1, _BLOCK // size)
+    owed = left.new_empty(min(block, len(left)), left.shape[1])  # by all behind a block
     with single_thread():
-        for start in range(0, len(left), _BLOCK):
-            stop = min(len(left), start + _BLOCK)
-            for first in range(start, stop, TOGETHER):
-                last = min(stop, first + TOGETHER)
-                now = left[first:last]
-                lost = torch.from_numpy(now - rounded(now))
+        for start in range(0, len(left), block):
+            stop = min(len(left), start + block)
+            for first in range(start, stop, size):
+                last = min(stop, first + size)
+                now = host(left[first:last])
+                lost = torch.from_numpy(now - rounded(now, order[first:last])).to(upper.device)
                 own = upper[first:last, first:last].T.contiguous()
-                part = told[first - start : last - start]
+                part = owed[first - start : last - start]
                 part.copy_(torch.linalg.solve_triangular(own, lost, upper=False))
-                there[last:stop] -= upper[first:last, last:stop].T @ part
-            there[stop:] -= upper[start:stop, stop:].T @ told[: stop - start]
-    made = np.empty_like(left)
-    made[order] = left
-    return made
+                left[last:stop] -= upper[first:last, last:stop].T @ part
+            left[stop:] -= upper[start:stop, stop:].T @ owed[: stop - start]
 
 
 def told(notes: Sequence[str], blocks: int) -> list[str]:
@@ -190,6 +252,7 @@ def told(notes: Sequence[str], blocks: int) -> list[str]:
     if done:
         rest.append(
             f"rows of matrices made up for each other in {len(done)} of {blocks} blocks, by slopes "
-            f"over {done[0]} (gptq.yaqa): relative errors of matrices are larger for it"
+            f"over {done[0]} (gptq.yaqa): the model is nearer, though relative errors of matrices "
+            "are larger"
         )
     return rest

@@ -13,7 +13,7 @@ from torch import nn
 
 from qtool.calibrating.layout import Layout
 from qtool.calibrating.online import Online
-from qtool.errors import SourceError, UnsupportedError
+from qtool.errors import NoGradientError, UnsupportedError
 from qtool.names import Binding
 
 CPU = torch.device("cpu")
@@ -61,6 +61,10 @@ class Stream:
     def tokens(self) -> int:
         """Positions in all micro-batches."""
         return sum(hidden.shape[0] * hidden.shape[1] for hidden in self.hidden)
+
+
+# What torch says where it cannot go back, and not where a device or a block has failed.
+_NO_GRADIENT = ("derivative", "backward", "require grad", "requires grad", "inplace", "in-place")
 
 
 @dataclass(eq=False)
@@ -114,17 +118,24 @@ class LoadedBlock:
 
     def no_gradient(self, error: RuntimeError, so: str) -> Exception:
         """What is to be raised where torch could not go back through it. so: what follows."""
+        if isinstance(error, torch.OutOfMemoryError):
+            raise error  # of a device, which explains it
         said = " ".join(str(error).split())[:200]
-        if "alloc" in said:
+        if "alloc" in said.lower():
             return MemoryError(said)
+        if any(words in said for words in _NO_GRADIENT):
+            return NoGradientError(
+                f"{self.prefix[:-1]}: torch has no gradient of what {type(self.module).__name__} "
+                f"computes ({said}), so {so}"
+            )
         return UnsupportedError(
-            f"{self.prefix[:-1]}: torch has no gradient of what {type(self.module).__name__} "
-            f"computes ({said}), so {so}"
+            f"{self.prefix[:-1]}: {type(self.module).__name__} cannot be run forwards and back "
+            f"({said}), so {so}"
         )
 
     def not_finite(self) -> Exception:
         """What is to be raised where a gradient is not finite."""
-        return SourceError(
+        return NoGradientError(
             f"{self.prefix[:-1]}: a gradient is not finite on this text; the model is broken, "
             "or overflows in float32"
         )

@@ -10,7 +10,7 @@ before anything of it is quantized. Micro-batches are those that the run's own s
 
 import shutil
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from errno import EIO
 from pathlib import Path
 
@@ -18,8 +18,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from qtool.calibrating.device import Device
 from qtool.calibrating.skeleton import MICRO_BATCH_TOKENS, Skeleton
 from qtool.calibrating.workers import Workers
+from qtool.errors import NoGradientError, QtoolError, SourceError, UnsupportedError
 from qtool.fitting import slopes
 from qtool.fitting.kept import drop_passed
 from qtool.fitting.passing import Passing
@@ -30,6 +32,7 @@ from qtool.runs.workspace import Workspace
 
 FOLDER = "ends"  # within a run's
 _ALL = "slopes behind all blocks"
+_NONE = "no slopes"
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,7 @@ class Ends:
 
     space: Workspace
     samples: int  # over which they are
+    missing: str = ""  # why there are none
 
     @classmethod
     def of(
@@ -49,16 +53,22 @@ class Ends:
         run: Workspace,
         threads: int,
         progress: Progress,
+        device: Device | None,
     ) -> "Ends":
         """Measured over the first samples of tokens [all samples, length], whole micro-batches of
         them, or found where an earlier run has left it.
 
-        SourceError where something is not finite, UnsupportedError where torch has no gradient.
+        device: where blocks are passed, None: the CPU. There are none where torch has no
+        gradient, or one that is not finite; SourceError where logits are not.
         """
         folder = run.folder / FOLDER
         folder.mkdir(exist_ok=True)
         part = tokens[: whole_batches(samples, *tokens.shape) // tokens.shape[1]]
         found = cls._in(run, folder, len(part))
+        if (entry := found.space.journal.done.get(_NONE)) is not None:
+            found.space.journal.close()
+            found._drop()
+            return replace(found, missing=str(entry.get("why")))
         with Workers(threads) as workers:
             whole = found._is_whole(skeleton.count, workers)
         if not whole:
@@ -71,13 +81,27 @@ class Ends:
                 if not run.journal.done:  # there is something to go on with from now on
                     run.journal.commit(FOLDER)
                 progress.say(f"measuring slopes over {len(part)} samples (gptq.yaqa)")
-                slopes.measure(
-                    skeleton, part, seed, found.space, threads, progress, found._keep,
-                    MICRO_BATCH_TOKENS,
-                )  # fmt: skip
-                journal.commit(_ALL)
-                drop_passed(found.space)
+                try:
+                    slopes.measure(
+                        skeleton, part, seed, found.space, threads, progress, found._keep,
+                        MICRO_BATCH_TOKENS, device,
+                    )  # fmt: skip
+                except NoGradientError as error:
+                    found = replace(found, missing=str(error))
+                    journal.commit(_NONE, why=found.missing)
+                    found._drop()
+                except (SourceError, UnsupportedError) as error:
+                    raise advised(error) from error
+                else:
+                    journal.commit(_ALL)
+                    drop_passed(found.space)
         return found
+
+    def _drop(self) -> None:
+        """Remove all but the journal, which says why there are none."""
+        for path in self.space.folder.iterdir():
+            if path.name != "journal":
+                path.unlink()
 
     @classmethod
     def _in(cls, run: Workspace, folder: Path, samples: int) -> "Ends":
@@ -117,6 +141,11 @@ class Ends:
 
     def _path(self, index: int) -> Path:
         return self.space.folder / f"ends-{index}"
+
+
+def advised(error: QtoolError) -> QtoolError:
+    """The same, with what to do."""
+    return type(error)(f"{error}; --set gptq.yaqa=0 goes without slopes")
 
 
 def _unit(index: int) -> str:

@@ -223,8 +223,6 @@ def run_cost(
             work += tensor.parameters / (_ENCODED[tensor.type.name][tensor.importance] * 1e6)
         if tensor.swept and tensor.type.name in _CHOSEN:
             work += tensor.parameters / (_CHOSEN[tensor.type.name] * 1e6)
-        if measuring.feeds_back and tensor.swept and len(tensor.shape) == 2:
-            work *= 2  # rows are rounded before they make up for others, too
         seconds += work / cores
     if rotates:
         seconds += turning(sum(tensor.parameters for tensor in tensors))

@@ -24,6 +24,7 @@ import torch
 from numpy.typing import NDArray
 
 from qtool.calibrating.allocator import give_back
+from qtool.calibrating.device import Device
 from qtool.calibrating.groups import groups_of
 from qtool.calibrating.guidance import GUIDED, Guidance, told
 from qtool.calibrating.head import measured
@@ -102,11 +103,12 @@ class Sweeping:
         space: Workspace,
         threads: int,
         progress: Progress,
+        device: Device | None,
     ) -> None:
         """Before all else, of the model as it is; tokens [samples, length]."""
         if self.samples:
             self.feedback = Feedback(
-                Ends.of(self.samples, skeleton, tokens, self.seed, space, threads, progress)
+                Ends.of(self.samples, skeleton, tokens, self.seed, space, threads, progress, device)
             )
 
     def begin(self, skeleton: Skeleton, passage: Passage) -> None:
@@ -202,8 +204,9 @@ class Sweeping:
                 made += some
                 notes += said
         give_back()
-        if self.feedback is not None and FED_BACK in notes:
-            notes = [*(note for note in notes if note != FED_BACK), self.feedback.note]
+        if self.feedback is not None:
+            said = self.feedback.said(block.index, FED_BACK in notes)
+            notes = [*(note for note in notes if note != FED_BACK), *said]
         tuned = None
         if self.tune is not None:
             tuned = self._tune(self._originals, self.tune, block, made)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from qtool import methods, native_gguf
 from qtool.calibrating.device import Device
 from qtool.calibrating.quantize_site import REPORTED_ROWS, signal_and_noise
-from qtool.calibrating.row_feedback import FED_BACK, Rows, fed_back
+from qtool.calibrating.row_feedback import FED_BACK, Rows, round_rows
 from qtool.calibrating.sites import Site
 from qtool.calibrating.stats import SiteStats, gram_on, is_rare
 from qtool.calibrating.stream import LoadedBlock
@@ -36,6 +36,7 @@ from qtool.methods import gptq
 from qtool.native.sums import checksum
 
 Floats = NDArray[np.float32]
+Blocks = NDArray[np.uint8]  # [out, bytes of a row]
 Job = tuple[Site, Sequence["Part"], dict[str, SiteStats]]
 Each = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]  # map, side by side or not
 
@@ -94,10 +95,11 @@ def sweep_site(
     square, rare = Squares.of(site, seen).square, is_rare(site, seen)
     with methods.named(_input_of(parts)):
         known = _known(square, parts, seen, rare, options, workers, device)
-    fed: dict[str, Floats] = {}
-    if rows and known.swept:
-        for part in parts:
-            _feed_back(part, rows, known, block, workers, fed)
+    fed: dict[str, Blocks] = {}
+    for part in parts if known.swept else ():
+        own = _rows_of(part.tensor, rows or {})
+        if own is not None:
+            fed[part.tensor.name] = _fed_back(part, own, known, block, workers, device, moved)
     made, notes = _sweep(parts, known, block, file, workers, device, each, moved, fed)
     return made, [*notes, *([FED_BACK] if fed else [])]
 
@@ -132,10 +134,10 @@ def _sweep(
     device: Device | None,
     each: Each,
     moved: bool,
-    fed: Mapping[str, Floats],
+    fed: Mapping[str, Blocks],
 ) -> tuple[list[Made], list[str]]:
     """Matrices that read one input, by what is known of it, and notes. moved: the block has all
-    otherwise than the source; fed: as _feed_back() leaves it."""
+    otherwise than the source; fed: what is rounded already, by name."""
     step = partial(
         _step, block=block, known=known, workers=workers, device=device, file=file, moved=moved,
         fed=fed,
@@ -195,7 +197,7 @@ def _step(
     device: Device | None,
     file: Path,
     moved: bool,
-    fed: Mapping[str, Floats],
+    fed: Mapping[str, Blocks],
 ) -> tuple[int, float, float]:
     """Some rows of a matrix: into the file, and into the decoder block. The checksum of their
     blocks; of some of them, tr(W H W') and tr(E H E')."""
@@ -204,11 +206,12 @@ def _step(
     every = max(1, matrices_of(tensor)[1] // REPORTED_ROWS)
     start = part.matrix * matrices_of(tensor)[1] + first
     count = last - first
-    if block is not None and (moved or tensor.name in fed):
-        weight = _taken(block, tensor, start, count)
+    weight = _weight(block, tensor, start, count, moved)
+    done = fed.get(tensor.name)
+    if done is None:
+        blocks = sweep.blocks_of(weight, tensor.type, known.given, workers.share())
     else:
-        weight = floats_of(tensor, start, start + count)
-    blocks = sweep.blocks_of(weight, tensor.type, known.given, workers.share())
+        blocks = done[first:last]
     back = native_gguf.dequantize(blocks, tensor.type, width, threads=1)
     check_fits(tensor, start, back)
     with file.open("r+b") as out:
@@ -218,8 +221,6 @@ def _step(
     if known.gram is not None:
         kept = slice(-first % every, None, every)
         some = torch.from_numpy(weight[kept])
-        if (before := fed.get(tensor.name)) is not None:
-            some = torch.from_numpy(before[-(-first // every) : -(-last // every)])
         lost = some - torch.from_numpy(back[kept])
         signal, noise = _errors(some, lost, known.gram, device)
     if block is not None:
@@ -238,34 +239,52 @@ def fed_names(parts: Mapping[str, Sequence[Part]]) -> set[str]:
     }
 
 
-def _feed_back(
-    part: Part,
-    rows: Rows,
-    known: _Known,
-    block: LoadedBlock,
-    workers: Workers,
-    fed: dict[str, Floats],
-) -> None:
-    """Let the decoder block have a matrix as its rows are to be rounded, each with what those
-    before it lost; fed: gets the rows that are reported, as they were."""
-    tensor = part.tensor
+def _rows_of(tensor: PlannedTensor, rows: Rows) -> Floats | None:
+    """H of a tensor's rows, used up, in its own order and for rows as it has them grown."""
     source, count = tensor.source, matrices_of(tensor)[1]
     own = rows.pop(source.origin[0], None) if source.origin else None
     if own is None or len(own) != count:
-        return
+        return None
     if source.order is not None:
         order = source.order(np.arange(count, dtype=np.int64))
         own = own[np.ix_(order, order)]
-    if (growth := _growth(tensor, 0, count)) is not None:
-        own = own / growth / growth.T
+    growth = _growth(tensor, 0, count)
+    return own if growth is None else own / growth / growth.T
 
-    def rounded(some: Floats) -> Floats:
-        blocks = sweep.blocks_of(some, tensor.type, known.given, workers.share())
-        return native_gguf.dequantize(blocks, tensor.type, source.in_features, threads=1)
 
-    weight = _taken(block, tensor, 0, count)
-    fed[tensor.name] = weight[:: max(1, count // REPORTED_ROWS)].copy()
-    _put_back(block, tensor, 0, fed_back(weight, own, rounded, workers.spread))
+def _fed_back(
+    part: Part,
+    rows: Floats,
+    known: _Known,
+    block: LoadedBlock,
+    workers: Workers,
+    device: Device | None,
+    moved: bool,
+) -> Blocks:
+    """A matrix whose rows make up for each other, as `rows` says."""
+    type_, width = part.tensor.type, part.tensor.source.in_features
+    made = np.empty((len(rows), type_.row_bytes(width)), np.uint8)
+
+    def rounded(some: Floats, which: NDArray[np.int32]) -> Floats:
+        made[which] = blocks = sweep.blocks_of(some, type_, known.given, workers.share())
+        return native_gguf.dequantize(blocks, type_, width, threads=1)
+
+    weight = _weight(block, part.tensor, 0, len(rows), moved)
+    if device is None:
+        round_rows(weight, rows, rounded, workers.spread)
+    else:
+        with device.alone, device.explained():
+            round_rows(weight, rows, rounded, device=device)
+    return made
+
+
+def _weight(
+    block: LoadedBlock | None, tensor: PlannedTensor, first: int, count: int, moved: bool
+) -> Floats:
+    """Some rows of a tensor before they are rounded."""
+    if block is not None and moved:
+        return _taken(block, tensor, first, count)
+    return floats_of(tensor, first, first + count)
 
 
 def _errors(

@@ -115,7 +115,7 @@ def _calibrated(recipe: Recipe | GgufRecipe, share: bool) -> Calibrated:
     if isinstance(recipe, GgufRecipe):
         return "itself" if recipe.transforms or recipe.sweeps else "shared"
     fits = _FROM_STATISTICS.issuperset(recipe.transform_chain)
-    fits = fits and not (recipe.measures_cache or recipe.follows_original or recipe.feeds_back)
+    fits = fits and not (recipe.measures_cache or recipe.follows_original)
     return "shared" if fits else "itself"
 
 

@@ -9,7 +9,7 @@ does.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -33,6 +33,7 @@ class Factor:
     importance: grid.Floats
     notes: tuple[str, ...] = ()
 
+    @cached_property
     def on_host(self) -> gptq.Factor:
         """The same for the CPU's sweep, row major."""
         upper = np.ascontiguousarray(host(self.upper))
@@ -83,7 +84,7 @@ def quantize_with(
     QoQ's grids of two levels are found and swept on the CPU.
     """
     if scheme.outer == "rows":
-        return gptq.quantize_with(weight, given.on_host(), scheme, options)
+        return gptq.quantize_with(weight, given.on_host, scheme, options)
     columns = weight.shape[1]
     size = min(grid.group_width(scheme, columns), columns)
     static = options.static_groups or size == columns
@@ -153,7 +154,7 @@ def codes_at_points(
     device: Device, weight: grid.Floats, given: Factor, levels: native.Levels, threads: int
 ) -> NDArray[np.uint8]:
     """The same of levels with points: the CPU chooses those of a block of columns, and the device
-    makes the columns after it pay. The caller does not have the device.
+    makes the columns after it pay. The caller need not have the device.
 
     Of a block with weights W [n, out], as those before it left them, and what they become, Q, the
     errors E are those of one triangle of the factor: W - Q = U' E.

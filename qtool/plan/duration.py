@@ -54,10 +54,10 @@ def feeding_back(shapes: Shapes, weights: float) -> float:
 
 def fed_back(shapes: Shapes, out: int, width: int) -> float:
     """Operations by which the rows of a matrix make up for each other, beside its being swept:
-    products of slopes, their factor, what rows are told, and the sweep before they are."""
+    products of slopes, their factor, and what rows are told."""
     if not shapes.fed_back:
         return 0.0
-    return 2.0 * out * (shapes.fed_back * out + out**2 + out * width + width**2)
+    return 2.0 * out * (shapes.fed_back * out + out**2 + out * width)
 
 
 def turning(weights: int) -> float:

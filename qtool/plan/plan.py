@@ -8,7 +8,7 @@ refuse. A plan does not change while a run goes on.
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -161,13 +161,15 @@ def make_plan(
     unknown: Collection[str] = (),
     threads: int | None = None,
     max_ram: int | None = None,
+    from_stats: bool = False,
 ) -> Plan:
     """Plan `recipe` for a checkpoint. Reads tensor data only to compare a tied head's two copies:
     a megabyte at each end, or with `compare_all`, for a run, every byte.
 
     unknown: tensors that the model class was seen to have no place for; they are copied. Only a
     run that opens the class knows any. threads: by default every core. max_ram: bytes that a run
-    may take; UnsupportedError where it cannot do with them.
+    may take; UnsupportedError where it cannot do with them. from_stats: a file says what was
+    measured, so that no text passes back.
     Raises UnsupportedError for a source that cannot be quantized at all, FormatError where the
     recipe's format cannot hold what the recipe asks for, RecipeError for overrides of no tensor.
     """
@@ -242,6 +244,8 @@ def make_plan(
     active = structure.active_share(checkpoint.config)
     handed = handed_on(checkpoint.config, recipe.calibration.length)
     counted = shapes.shapes_of(recipe, planned, active, handed)
+    if from_stats:
+        counted = replace(counted, guides=False, fed_back=0)
     memory = budget.choose(
         counted if recipe.calibrates else None,
         threads or shapes.usable_cores(),

@@ -64,6 +64,7 @@ def run(request: Request, progress: Progress) -> Summary:
         compare_all=True,
         threads=request.threads,
         max_ram=request.max_ram,
+        from_stats=request.stats is not None,
     )
     plan = make()
     skeleton = None

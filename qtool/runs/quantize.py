@@ -46,11 +46,6 @@ def quantize(recipe: Recipe | GgufRecipe, asked: Asked, progress: Progress) -> S
     """Make the artifact. What can be told before a download that may take hours is."""
     from qtool.recipe.recipe import Recipe
 
-    if recipe.feeds_back and asked.device == "cuda":
-        raise UnsupportedError(
-            f"--device cuda: gptq.yaqa, which recipe {recipe.name} has, works on the CPU alone; "
-            "leave out --device, or give --set gptq.yaqa=0"
-        )
     if isinstance(recipe, Recipe):
         return _to_safetensors(recipe, asked, progress)
     return _to_gguf(recipe, asked, progress)
