@@ -321,7 +321,7 @@ def test_factor_on_the_device(device: Device) -> None:
         np.testing.assert_array_equal(found.order, wanted.order)
         assert found.notes == wanted.notes and "1 of 300" in found.notes[0]
         np.testing.assert_allclose(found.importance, wanted.importance, rtol=1e-4)
-        upper = found.on_host().upper
+        upper = found.on_host.upper
         assert np.abs(np.tril(upper, -1)).max() == 0
         np.testing.assert_allclose(upper, wanted.upper, atol=1e-4 * np.abs(wanted.upper).max())
         if unit == 1:

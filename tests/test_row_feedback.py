@@ -92,9 +92,13 @@ def solved(weight: Vector, h: Vector, together: int, rounded: Any) -> tuple[Vect
     return left, order
 
 
-@pytest.mark.parametrize(("out", "part"), [(5, 16), (16, 16), (40, 16), (300, 16), (2100, 32)])
-def test_rows_are_those_of_least_squares(out: int, part: int) -> None:
-    """2100: whole blocks of rows are told at once."""
+@pytest.mark.parametrize(("out", "part"), [(5, 16), (16, 16), (40, 16), (300, 16), (600, 32)])
+def test_rows_are_those_of_least_squares(
+    out: int, part: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """300 and 600: whole blocks of rows are told at once."""
+    assert [row_feedback.rows_of_a_part(rows) for rows in (1023, 4096, 11008)] == [16, 64, 160]
+    monkeypatch.setattr(row_feedback, "_PARTS", 16)
     h = products(out)
     weight = np.random.default_rng(1).normal(size=(out, 24)).astype(np.float32)
     seen: list[NDArray[np.float32]] = []
