@@ -22,7 +22,8 @@ from qtool.verification.run import verify_artifact
 __all__ = ["without_tokenizers"]
 
 _FUSED = ("granite-moe", "granite-4-h-moe", "gemma4-26b-a4b", "mistral4", "qwen3-vl-moe")
-SLOW = ("granite-4-h-moe",)  # experts as in granite-moe, and in some blocks no attention
+# Experts as in others; in some blocks of the first no attention.
+SLOW = ("granite-4-h-moe", "gemma4-26b-a4b")
 
 
 def loud(name: str, folder: Path) -> Path:

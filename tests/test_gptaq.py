@@ -290,6 +290,7 @@ def test_killed_it_goes_on_to_the_same_bytes(
         assert made(f"killed-{after}", 3) == whole
 
 
+@pytest.mark.slow
 def test_a_gguf_goes_on_to_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = quantizing.first_blocks_of_tiny(tmp_path / "model", 2)
     text = quantizing.text_file(tmp_path / "text.txt")

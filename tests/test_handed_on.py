@@ -100,7 +100,7 @@ def test_the_beginning_of_a_text_is_that_of_its_states(name: str, folders: dict[
         pytest.param("gemma3n", "[smooth-attention, smooth]", marks=pytest.mark.slow),
         ("glm_moe_dsa", "[awq]"),
         pytest.param("glm_moe_dsa", "[smooth]", marks=pytest.mark.slow),
-        ("deepseek_v4", "[awq]"),
+        pytest.param("deepseek_v4", "[awq]", marks=pytest.mark.slow),
         pytest.param("mistral_large4", "[smooth]", marks=pytest.mark.slow),
     ],
 )

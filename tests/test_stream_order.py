@@ -322,7 +322,7 @@ def test_gguf_that_is_swept(
     text = quantizing.text_file(tmp_path / "text.txt")
     given: dict[str, Any] = {
         "calibration": str(text),
-        "samples": 8,
+        "samples": 4,
         "length": 32,
         "provenance": True,
     }
