@@ -140,6 +140,20 @@ def codes(
         return notes, {name: gguf_from_hf.raw(file, name) for name in file.tensors}
 
 
+def failing(monkeypatch: pytest.MonkeyPatch, said: str) -> list[int]:
+    """Nothing passes back through a block from now on; gets an entry for each try."""
+    tries, grad = list[int](), torch.autograd.grad
+
+    def fails(outputs: Any, inputs: Any, *more: Any, **how: Any) -> Any:
+        if isinstance(inputs, torch.Tensor):  # what the head reads
+            return grad(outputs, inputs, *more, **how)
+        tries.append(1)
+        raise RuntimeError(said)
+
+    monkeypatch.setattr(torch.autograd, "grad", fails)
+    return tries
+
+
 @pytest.mark.parametrize(("recipe", "lines"), [("w4g128-gptq", 9), ("q4_0", 8)])
 def test_without_a_gradient_rows_are_rounded_alone(
     recipe: str, lines: int, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -148,15 +162,7 @@ def test_without_a_gradient_rows_are_rounded_alone(
     model = checkpoint(models, "llama", "bfloat16").path
     chosen = sets(quantizing.text_file(tmp_path / "text.txt"))
     _, plain = codes(model, tmp_path / "plain", recipe, *chosen, "gptq.yaqa=0")
-    tries, grad = [], torch.autograd.grad
-
-    def fails(outputs: Any, inputs: Any, *more: Any, **how: Any) -> Any:
-        if isinstance(inputs, torch.Tensor):  # what the head reads
-            return grad(outputs, inputs, *more, **how)
-        tries.append(1)
-        raise RuntimeError("derivative for aten::some is not implemented")
-
-    monkeypatch.setattr(torch.autograd, "grad", fails)
+    tries = failing(monkeypatch, "derivative for aten::some is not implemented")
     with monkeypatch.context() as patched, pytest.raises(Died):
         dying(lines, patched)
         codes(model, tmp_path / "out", recipe, *chosen)
@@ -177,15 +183,8 @@ def test_a_device_that_fails_is_no_missing_gradient(
     model = quantizing.build("llama", tmp_path / "model")
     chosen = ["weights.group_size=32", *sets(quantizing.text_file(tmp_path / "text.txt"))]
     whole = quantizing.quantize(model, "w4g128-gptq", tmp_path / "whole", *chosen).out
-    grad = torch.autograd.grad
-
-    def fails(outputs: Any, inputs: Any, *more: Any, **how: Any) -> Any:
-        if isinstance(inputs, torch.Tensor):  # what the head reads
-            return grad(outputs, inputs, *more, **how)
-        raise RuntimeError("CUDA error: unspecified launch failure")
-
     with monkeypatch.context() as patched:
-        patched.setattr(torch.autograd, "grad", fails)
+        failing(patched, "CUDA error: unspecified launch failure")
         with pytest.raises(UnsupportedError, match=r"launch failure.*gptq\.yaqa=0"):
             quantizing.quantize(model, "w4g128-gptq", tmp_path / "out", *chosen)
     quantizing.quantize(model, "w4g128-gptq", tmp_path / "out", *chosen)

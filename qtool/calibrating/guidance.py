@@ -33,7 +33,7 @@ from qtool.calibrating.linears import Matrix, ObserveLinears, WeightIndex
 from qtool.calibrating.placed import Passage
 from qtool.calibrating.sites import BlockSites
 from qtool.calibrating.stats import Weights
-from qtool.calibrating.stream import Call, LoadedBlock, Stream
+from qtool.calibrating.stream import Call, LoadedBlock, Stream, raise_if_of_memory
 from qtool.calibrating.torch_calls import TorchCalls
 
 
@@ -80,7 +80,7 @@ class Guidance:
             try:
                 batches = workers.map(one, range(len(stream.hidden)))
             except RuntimeError as error:
-                _raise_if_of_memory(error)
+                raise_if_of_memory(error)
                 return {}
         give_back()  # what the way back took
         weights: dict[str, Sequence[torch.Tensor]] = {}
@@ -123,14 +123,6 @@ def told(notes: Sequence[str], blocks: int) -> list[str]:
     return rest
 
 
-def _raise_if_of_memory(error: RuntimeError) -> None:
-    """Bytes do not depend on how much there is."""
-    if isinstance(error, torch.OutOfMemoryError):  # of a device, which explains it
-        raise error
-    if "alloc" in (said := " ".join(str(error).split())[:200]).lower():
-        raise MemoryError(said) from error
-
-
 class _Attention(TorchCalls):
     """Within, whether something attends is noted."""
 
@@ -171,7 +163,7 @@ def mixing(block: LoadedBlock, hidden: torch.Tensor, call: Call) -> Mixing:
             if set(read) <= {*_read_by_the_last(rows, {one: whole[one] for one in read})}:
                 return Mixing(tuple(read), matrix) if matrix in attended else Mixing()
     except RuntimeError as error:
-        _raise_if_of_memory(error)
+        raise_if_of_memory(error)
         return Mixing()
     return Mixing(tuple(read)) if attention.met else Mixing()
 

@@ -67,6 +67,15 @@ class Stream:
 _NO_GRADIENT = ("derivative", "backward", "require grad", "requires grad", "inplace", "in-place")
 
 
+def raise_if_of_memory(error: RuntimeError) -> None:
+    """What comes of too little memory is raised as such: bytes do not depend on how much there
+    is."""
+    if isinstance(error, torch.OutOfMemoryError):  # of a device, which explains it
+        raise error
+    if "alloc" in (said := " ".join(str(error).split())[:200]).lower():
+        raise MemoryError(said) from error
+
+
 @dataclass(eq=False)
 class LoadedBlock:
     """One block with its weights. Writing into a tensor of `weights` changes the block."""
@@ -118,11 +127,8 @@ class LoadedBlock:
 
     def no_gradient(self, error: RuntimeError, so: str) -> Exception:
         """What is to be raised where torch could not go back through it. so: what follows."""
-        if isinstance(error, torch.OutOfMemoryError):
-            raise error  # of a device, which explains it
+        raise_if_of_memory(error)
         said = " ".join(str(error).split())[:200]
-        if "alloc" in said.lower():
-            return MemoryError(said)
         if any(words in said for words in _NO_GRADIENT):
             return NoGradientError(
                 f"{self.prefix[:-1]}: torch has no gradient of what {type(self.module).__name__} "

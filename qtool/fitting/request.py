@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qtool.errors import UnsupportedError, UsageError
+from qtool.errors import UsageError
 from qtool.fitting.allocate import Candidate
 from qtool.fitting.ways import Made
 from qtool.gguf.mixture_table import TYPES
@@ -125,7 +125,7 @@ def fit_request(
     from qtool.formats.safetensors_file import parse_size
     from qtool.hub import resolve
     from qtool.recipe.recipe import calibration_sets, find, load, shipped
-    from qtool.runs.request import device_of
+    from qtool.runs.request import check_max_ram, device_of
 
     if (size is None) == (bits is None):
         raise UsageError("give either --size, such as 4.2GB, or --bits, such as 4.5")
@@ -146,11 +146,7 @@ def fit_request(
         widths(types, base.format)
     room = None if max_ram is None else parse_size(max_ram, "--max-ram")
     place = device_of(device)
-    if place is not None and room is not None:
-        raise UnsupportedError(
-            "--max-ram counts what the CPU's way takes, not a GPU's libraries and pinned memory: "
-            "leave it out with --device cuda"
-        )
+    check_max_ram(device, max_ram)
     with progress.stage("download"):
         source = resolve(model, progress)
     own = find(recipe) not in shipped().values()

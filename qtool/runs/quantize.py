@@ -72,11 +72,17 @@ def _to_safetensors(recipe: Recipe, asked: Asked, progress: Progress) -> Summary
         check_source(recipe.calibration.source)
     from qtool.runs.pipeline import run
     from qtool.runs.replacing import check_apart
-    from qtool.runs.request import Request, artifact_path, check_stats_options, device_of
+    from qtool.runs.request import (
+        Request,
+        artifact_path,
+        check_max_ram,
+        check_stats_options,
+        device_of,
+    )
     from qtool.runs.workspace import check_free
 
     check_stats_options(asked.stats, asked.calibration)
-    _check_max_ram(asked)
+    check_max_ram(asked.device, asked.max_ram)
     device = device_of(asked.device)
     target = artifact_path(asked.model, recipe, asked.out)
     check_apart(target, Path(asked.model))
@@ -184,17 +190,11 @@ def _replace(asked: Asked, source: Path | None = None) -> Replace | None:
     return Replace(tuple(others)) if source is None else replace_of(source, *others)
 
 
-def _check_max_ram(asked: Asked) -> None:
-    if asked.device == "cuda" and asked.max_ram is not None:
-        raise UnsupportedError(
-            "--max-ram counts what the CPU's way takes, not a GPU's libraries and pinned memory: "
-            "leave it out with --device cuda"
-        )
-
-
 def _places(asked: Asked) -> Places | None:
     """Where GGUF blocks are encoded, if on a GPU; `check_device` has seen that there is one."""
-    _check_max_ram(asked)
+    from qtool.runs.request import check_max_ram
+
+    check_max_ram(asked.device, asked.max_ram)
     if asked.device != "cuda":
         return None
     from qtool.cuda.staging import places

@@ -80,6 +80,15 @@ def device_of(asked: str) -> "Device | None":
     return open_gpu()
 
 
+def check_max_ram(device: str, max_ram: object) -> None:
+    """UnsupportedError where both are asked for."""
+    if device == "cuda" and max_ram is not None:
+        raise UnsupportedError(
+            "--max-ram counts what the CPU's way takes, not a GPU's libraries and pinned memory: "
+            "leave it out with --device cuda"
+        )
+
+
 def check_stats_options(stats: Path | None, given: Sequence[str]) -> None:
     """UnsupportedError where options ask for another calibration than statistics already had."""
     if stats is not None and given:
