@@ -28,6 +28,7 @@ from qtool.calibrating.stats import collect
 from qtool.calibrating.stream import LoadedBlock, Stream
 from qtool.calibrating.workers import Workers
 from qtool.checkpoint import Checkpoint
+from qtool.errors import UnsupportedError
 from qtool.formats.gguf_file import GgufFile
 from qtool.gguf import kept_importance
 from qtool.methods import gptq
@@ -193,6 +194,40 @@ def test_a_block_without_a_gradient_keeps_to_plain_sums(
     monkeypatch.setattr(LoadedBlock, "outputs", broken)
     assert bool(mixing(block, *stream.probe(0)).read) is bool(samples)
     assert weights_of(block, stream, found) == {}
+
+
+def test_a_device_that_fails_is_no_reason_for_plain_sums(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    block, stream, found = opened(arch_models.build("llama", tmp_path))
+
+    def failing(*_: Any) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(guidance, "_slopes", failing)
+    with pytest.raises(UnsupportedError, match=r"illegal memory access.*gptq\.guided=0"):
+        weights_of(block, stream, found)
+
+
+def test_a_missing_gradient_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once for all blocks, with the codes of plain sums."""
+    model = quantizing.build("llama", tmp_path / "model")
+    text = quantizing.text_file(tmp_path / "text.txt")
+
+    def failing(*_: Any) -> None:
+        raise RuntimeError("derivative for aten::cummax is not implemented")
+
+    plain = quantizing.quantize(
+        model, "w4g128-gptq", tmp_path / "plain", "weights.group_size=32", *sets(text, 0.0)
+    )
+    monkeypatch.setattr(guidance, "_slopes", failing)
+    made = quantizing.quantize(
+        model, "w4g128-gptq", tmp_path / "out", "weights.group_size=32", *sets(text)
+    )
+    said = [note for note in made.summary.notes if "count alike" in note]
+    assert len(said) == 1 and "in 3 of 3 blocks" in said[0] and "cummax" in said[0]
+    for name, quant in plain.quants.items():
+        assert np.array_equal(made.quants[name].codes, quant.codes), name
 
 
 def test_too_little_memory_is_no_reason_for_plain_sums(

@@ -21,7 +21,7 @@ Important Tokens Leads to Better Quantized LLMs, 2025, who count tokens by the a
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,7 @@ from qtool.calibrating.sites import BlockSites
 from qtool.calibrating.stats import Weights
 from qtool.calibrating.stream import Call, LoadedBlock, Stream, raise_if_of_memory
 from qtool.calibrating.torch_calls import TorchCalls
+from qtool.errors import NoGradientError
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,9 @@ class Mixing:
     behind: Matrix | None = None  # the first that all of these come to; None: the block's output
 
 
-GUIDED = "the tokens of a block were guided"  # its note, which told() counts
+# Notes of a block, which told() counts.
+GUIDED = "the tokens of a block were guided"
+ALIKE = "the tokens of a block count alike: "
 _ATTEND = {
     F.scaled_dot_product_attention,
     F.softmax,
@@ -64,6 +67,13 @@ class Guidance:
 
     power: float
     seed: int
+    alike: dict[int, str] = field(default_factory=dict)  # why tokens of a block count so
+
+    def said(self, index: int, guided: bool) -> list[str]:
+        """Notes of block `index`. guided: whether tokens of it counted by anything."""
+        if index in self.alike:
+            return [f"{ALIKE}{self.alike[index]}"]
+        return [GUIDED] if guided else []
 
     def weights(self, block: LoadedBlock, passage: Passage, found: BlockSites) -> Weights:
         """How much tokens count for the inputs of keys and values, by site id, 1 in the mean; none
@@ -80,7 +90,11 @@ class Guidance:
             try:
                 batches = workers.map(one, range(len(stream.hidden)))
             except RuntimeError as error:
-                raise_if_of_memory(error)
+                so = "what is read of its tokens cannot be told; --set gptq.guided=0 does without"
+                why = block.no_gradient(error, so)
+                if not isinstance(why, NoGradientError):
+                    raise why from error
+                self.alike[block.index] = str(why)
                 return {}
         give_back()  # what the way back took
         weights: dict[str, Sequence[torch.Tensor]] = {}
@@ -113,13 +127,16 @@ class Guidance:
 def told(notes: Sequence[str], blocks: int) -> list[str]:
     """Notes of all blocks, with how many of them were guided in one sentence."""
     guided = notes.count(GUIDED)
-    rest = [note for note in notes if note != GUIDED]
+    alike = [note.removeprefix(ALIKE) for note in notes if note.startswith(ALIKE)]
+    rest = [note for note in notes if note != GUIDED and not note.startswith(ALIKE)]
     if guided:
         rest.append(
             f"tokens were guided in {guided} of {blocks} blocks (gptq.guided): for keys, values "
             "and what else reads their input they count by what others read of them, and so they "
             "do in the relative errors of these"
         )
+    if alike:
+        rest.append(f"all tokens count alike in {len(alike)} of {blocks} blocks: {alike[0]}")
     return rest
 
 

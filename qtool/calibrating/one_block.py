@@ -13,7 +13,7 @@ from qtool.calibrating.allocator import give_back
 from qtool.calibrating.experts import expert_reports
 from qtool.calibrating.given import recipe_needs
 from qtool.calibrating.groups import groups_for
-from qtool.calibrating.guidance import GUIDED, Guidance
+from qtool.calibrating.guidance import Guidance
 from qtool.calibrating.originals import Originals
 from qtool.calibrating.pairs import is_compared
 from qtool.calibrating.placed import Ahead, Passage, placed_block
@@ -102,7 +102,7 @@ def quantize_block(run: Run, index: int) -> Outcome:
     counts: dict[str, int] = {}
     columns: list[OutlierReport] = []
     changed: frozenset[str] = frozenset()
-    notes = [GUIDED] if weights else []
+    notes = [] if run.guidance is None else run.guidance.said(index, bool(weights))
     rows: Rows = {}  # of all matrices at once: they are of the block before any of it is rounded
     results: list[Done] = []
     for group in groups:

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from qtool.calibrating.allocator import give_back
 from qtool.calibrating.device import Device
 from qtool.calibrating.groups import groups_of
-from qtool.calibrating.guidance import GUIDED, Guidance, told
+from qtool.calibrating.guidance import Guidance, told
 from qtool.calibrating.head import measured
 from qtool.calibrating.originals import Originals, made_up_note, tuned_note
 from qtool.calibrating.pairs import is_compared
@@ -166,7 +166,7 @@ class Sweeping:
         file = self.files.path(block.index)
         file.write_bytes(b"")
         made: list[Made] = []
-        notes = [GUIDED] if weights else []
+        notes = [] if self.guidance is None else self.guidance.said(block.index, bool(weights))
         rows: Rows = {}  # of the block before any of it is swept
         if self.feedback is not None:
             rows = self.feedback.of(block, passage, found, fed_names(parts))
