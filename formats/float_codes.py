@@ -62,17 +62,29 @@ def encode(values: NDArray[np.float32], book: str) -> NDArray[np.uint8]:
 
 def _encode(values: NDArray[np.float32], book: str) -> NDArray[np.uint8]:
     mantissa_bits, bias = _LAYOUT[book]
-    magnitude = np.minimum(np.abs(values), np.float32(LARGEST[book]))
-    # Below 2^(1 - bias) steps are equal; above, the mantissa is rounded where it stands.
-    small = np.rint(np.ldexp(magnitude, mantissa_bits + bias - 1)).astype(np.uint32)
-    bits = magnitude.view(np.uint32)
-    drop = np.uint32(23 - mantissa_bits)
-    bits = bits + (((bits >> drop) & np.uint32(1)) + np.uint32((1 << int(drop) - 1) - 1))
-    large = (bits >> drop) - np.uint32((127 - bias) << mantissa_bits)
-    code = np.where(magnitude < np.float32(2.0 ** (1 - bias)), small, large)
+    rounded = np.abs(nearest(values, book))
+    large = rounded.view(np.uint32) >> np.uint32(23 - mantissa_bits)
+    large -= np.uint32((127 - bias) << mantissa_bits)
+    # Below 2^(1 - bias) steps are equal.
+    small = (rounded * np.float32(2.0 ** (mantissa_bits + bias - 1))).astype(np.uint32)
+    code = np.where(rounded < np.float32(2.0 ** (1 - bias)), small, large)
     sign = np.signbit(values).astype(np.uint32) << np.uint32(3 if book == "e2m1" else 7)
     found: NDArray[np.uint8] = (code | sign).astype(np.uint8)
     return found
+
+
+def nearest(values: NDArray[np.float32], book: str) -> NDArray[np.float32]:
+    """The numbers whose codes encode() gives, of the same shape and of the same signs."""
+    mantissa_bits, bias = _LAYOUT[book]
+    magnitude = np.abs(values)
+    np.minimum(magnitude, np.float32(LARGEST[book]), out=magnitude)
+    # Added and subtracted, so many units of a binade leave as many bits of the mantissa.
+    binade = (magnitude.view(np.uint32) & np.uint32(0x7F800000)).view(np.float32)
+    np.maximum(binade, np.float32(2.0 ** (1 - bias)), out=binade)
+    binade *= np.float32(1.5 * 2.0 ** (23 - mantissa_bits))
+    magnitude += binade
+    magnitude -= binade
+    return np.copysign(magnitude, values, out=magnitude)
 
 
 def exponent(scale: NDArray[np.float32]) -> NDArray[np.uint8]:

@@ -227,10 +227,10 @@ def rounded(values: NDArray[np.float32], dtype: str) -> NDArray[np.float32]:
 
 
 def joined(parts: Sequence[GroupQuant]) -> GroupQuant:
-    """Rows of one matrix, a part after another: of one scheme, of one order of columns, and without
-    a scale of the whole matrix."""
+    """Rows of one matrix, a part after another: of one scheme, of one order of columns, and of one
+    scale of the whole matrix, where there is one."""
     first = parts[0]
-    assert first.outer is None and first.scheme.rows == 1
+    assert first.scheme.rows == 1 and all(part.outer == first.outer for part in parts)
 
     def optional(found: Sequence[NDArray[Any] | None]) -> NDArray[Any] | None:
         there = [one for one in found if one is not None]

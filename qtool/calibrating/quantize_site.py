@@ -112,6 +112,7 @@ def quantize_site(
     there: dict[str, GroupQuant] = {}
     options = gptq.Options.of(recipe.gptq)
     weight_of, rounding = partial(_weight, block, checkpoint), rtn.rounding_on(device)
+    largest = partial(_largest, shared, block)
     if recipe.rounding == "gptq" and seen is not None and seen.gram is not None:
         where = f"the input of {job.readers[0].name}"
         with methods.named(where):
@@ -119,7 +120,9 @@ def quantize_site(
                 given = gptq.factor(seen.gram, options, seen.count, spread=workers.spread)
                 more = given.notes
             else:
-                there, more = _swept(device, job.readers, seen, weight_of, options, rows or {})
+                there, more = _swept(
+                    device, job.readers, seen, weight_of, options, rows or {}, largest
+                )
         notes += [f"{where}: {note}" for note in more]
     coarse: list[float | None] = []
     parts: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -128,7 +131,8 @@ def quantize_site(
         weight = weight_of(planned.name)
         with methods.named(planned.name):
             if given is not None:
-                sweep = partial(_sweep, given, scheme, options, workers)
+                top = largest(planned, weight)
+                sweep = partial(_sweep, given, scheme, options, workers, top)
                 own = None if rows is None else rows.pop(planned.name, None)
                 quant = _rounded(weight, own, sweep, workers.spread, None)
                 del own
@@ -155,9 +159,25 @@ def quantize_site(
 
 
 def _sweep(
-    given: gptq.Factor, scheme: Scheme, options: gptq.Options, workers: Workers, weight: Floats
+    given: gptq.Factor,
+    scheme: Scheme,
+    options: gptq.Options,
+    workers: Workers,
+    largest: float | None,
+    weight: Floats,
 ) -> GroupQuant:
-    return gptq.quantize_with(weight, given, scheme, options, workers.share())
+    return gptq.quantize_with(weight, given, scheme, options, workers.share(), largest)
+
+
+def _largest(
+    shared: SharedScales, block: LoadedBlock, planned: Planned, weight: Floats
+) -> float | None:
+    """max|w| of all that shares a scale with a whole matrix, of small floats; rows that make up for
+    others share it, too."""
+    found, scheme = shared.largest(planned, block.weights), _scheme(planned)
+    if found is None and scheme.is_float and (scheme.outer or scheme.rows < 0):
+        return float(np.abs(weight).max())
+    return found
 
 
 def _rounded(
@@ -204,6 +224,7 @@ def _swept(
     weight_of: Callable[[str], Floats],
     options: gptq.Options,
     rows: Rows,
+    largest: Callable[[Planned, Floats], float | None],
 ) -> tuple[dict[str, GroupQuant], tuple[str, ...]]:
     """All readers by name, which share a factor that leaves the device with the last of them."""
     from qtool.methods import gptq_device
@@ -212,16 +233,18 @@ def _swept(
         given = gptq_device.factor(gram_on(device, seen), options, seen.count)
         made = {}
         for planned in readers:
+            weight = weight_of(planned.name)
             sweep = partial(
                 gptq_device.quantize_with,
                 device,
                 given=given,
                 scheme=_scheme(planned),
                 options=options,
+                largest=largest(planned, weight),
             )
             own = rows.pop(planned.name, None)
             with methods.named(planned.name):
-                made[planned.name] = _rounded(weight_of(planned.name), own, sweep, in_turn, device)
+                made[planned.name] = _rounded(weight, own, sweep, in_turn, device)
         return made, given.notes
 
 

@@ -20,7 +20,8 @@ that are rounded together stay neighbours: units are put in order by the sums of
 `mse` searches each group's range, as round to nearest can, but weighs the squared error of a column
 by 1 / U_jj^2: what it costs once the columns after it have made up for it. (On SmolLM2 at 4 bits
 this lowers the output error by 7 % against the full range; weighing by the diagonal of H gains
-nothing, since errors that others make up for count too much.)
+nothing, since errors that others make up for count too much.) Small floats have grids of their own
+(qtool.small_floats), weighed likewise, and codes that are swept onto what these stand for.
 
 A column whose input is always zero takes no part and is rounded to nearest; among columns that are
 rounded together it counts as the faintest, lest those that matter give way to it. The mean diagonal
@@ -43,7 +44,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from qtool import grid, native
+from qtool import grid, native, small_floats
 from qtool.calibrating.single_thread import single_thread
 from qtool.errors import SourceError
 from qtool.methods import Result, qoq, tiles
@@ -271,16 +272,27 @@ def invert_upper(matrix: torch.Tensor) -> None:
 
 
 def quantize_with(
-    weight: Real, given: Factor, scheme: Scheme, options: Options, threads: int = 1
+    weight: Real,
+    given: Factor,
+    scheme: Scheme,
+    options: Options,
+    threads: int = 1,
+    largest: float | None = None,
 ) -> GroupQuant:
     """Quantize weight [out, in] with the factor of its input, in the factor's dtype.
 
-    Rows do not depend on each other, so neither do bytes on threads. Raises UnsupportedError
-    where a scale exceeds float16.
+    Rows do not depend on each other, so neither do bytes on threads. largest: of small floats,
+    max|w| of all rows that share a scale of the whole matrix; None: of these. Raises
+    UnsupportedError where a scale exceeds float16.
     """
     if scheme.outer == "rows":
         plain: NDArray[np.float32] = np.asarray(weight, np.float32)
         return qoq.sweep(plain, given, scheme, options.mse)
+    left = np.ascontiguousarray(weight, dtype=given.upper.dtype)
+    sweep = partial(native.gptq_sweep_levels, left, given.upper, order=given.order)
+    if scheme.is_float:
+        quant = float_grids(weight, given.importance, scheme, options, largest)
+        return onto_levels(quant, partial(sweep, threads=threads))
     if rounds_offsets(scheme, options):
         grids = native.quantize_groups(
             np.ascontiguousarray(weight, np.float32),
@@ -293,14 +305,13 @@ def quantize_with(
             scale_dtype=scheme.scale_dtype,
             threads=threads,
         )
-        left = np.ascontiguousarray(weight, dtype=given.upper.dtype)
-        sweep = partial(native.gptq_sweep_levels, left, given.upper, order=given.order)
+        grid.check_scales(grids.scale)
         quant = GroupQuant(scheme, grids.codes, grids.scale, grids.zero)
-        return onto_offsets(quant, partial(sweep, threads=threads))
+        return onto_levels(quant, partial(sweep, threads=threads))
     columns = weight.shape[1]
     whole_row = grid.group_width(scheme, columns) >= columns
     found = native.gptq_sweep(
-        np.ascontiguousarray(weight, dtype=given.upper.dtype),
+        left,
         given.upper,
         bits=scheme.bits,
         group_size=scheme.group_size,
@@ -324,9 +335,23 @@ def rounds_offsets(scheme: Scheme, options: Options) -> bool:
     return scheme.outer == "offset" and not scheme.symmetric and options.static_groups
 
 
-def onto_offsets(quant: GroupQuant, sweep: Callable[..., NDArray[np.uint8]]) -> GroupQuant:
-    """Grids with the codes that sweep(levels=) chooses for offsets as they are stored."""
-    grid.check_scales(quant.scale)
+def float_grids(
+    weight: Real,
+    importance: grid.Floats,
+    scheme: Scheme,
+    options: Options,
+    largest: float | None,
+) -> GroupQuant:
+    """Grids of small floats before the sweep, without codes."""
+    search = small_floats.Search(importance) if options.mse else None
+    return small_floats.grids(np.asarray(weight, np.float32), scheme, largest, search)
+
+
+def onto_levels(quant: GroupQuant, sweep: Callable[..., NDArray[np.uint8]]) -> GroupQuant:
+    """Grids of small floats, or with offsets as they are stored, and the codes that sweep(levels=)
+    chooses."""
+    if quant.scheme.is_float:
+        return replace(quant, codes=sweep(levels=small_floats.levels(quant)))
     book = np.arange(1 << quant.scheme.bits, dtype=np.float32)
     scale = np.ascontiguousarray(quant.scale, np.float32)
     levels = native.Levels(quant.scheme.group_size, scale, -quant.row_offset(), book)

@@ -77,14 +77,23 @@ def _damped_root(
 
 
 def quantize_with(
-    device: Device, weight: grid.Floats, given: Factor, scheme: Scheme, options: gptq.Options
+    device: Device,
+    weight: grid.Floats,
+    given: Factor,
+    scheme: Scheme,
+    options: gptq.Options,
+    largest: float | None = None,
 ) -> GroupQuant:
     """gptq.quantize_with on the device; the caller has it alone.
 
-    QoQ's grids of two levels are found and swept on the CPU.
+    Grids of small floats are found on the CPU, QoQ's of two levels swept there, too.
     """
+    codes_of = partial(codes_on_levels, device, weight, given)
     if scheme.outer == "rows":
         return gptq.quantize_with(weight, given.on_host, scheme, options)
+    if scheme.is_float:
+        quant = gptq.float_grids(weight, given.importance, scheme, options, largest)
+        return gptq.onto_levels(quant, codes_of)
     columns = weight.shape[1]
     size = min(grid.group_width(scheme, columns), columns)
     static = options.static_groups or size == columns
@@ -100,8 +109,9 @@ def quantize_with(
         if gptq.rounds_offsets(scheme, options):
             del left
             scale, zero = rounding.stored(pairs, scheme.scale_dtype)
+            grid.check_scales(scale)
             quant = GroupQuant(scheme, np.empty(weight.shape, np.uint8), scale, zero)
-            return gptq.onto_offsets(quant, partial(codes_on_levels, device, weight, given))
+            return gptq.onto_levels(quant, codes_of)
     else:
         pairs = torch.empty(-(-columns // size), weight.shape[0], 2, device=device.place)
         groups = np.arange(columns, dtype=np.int32) // np.int32(size)

@@ -4,7 +4,7 @@ Grids of whole numbers are those of qtool.grid, those of small floats of qtool.s
 With `clip`, the range of each group is first shrunk to what minimizes its squared error: the
 error of the weights alone, or, where a Gram matrix H is given, e H_gg e' with H_gg the block of H
 that belongs to the group, which is the output error but for what groups have to do with each
-other. Groups wider than 256 take the diagonal of H only.
+other. Groups wider than 256, and small floats, take the diagonal of H only.
 """
 
 from collections.abc import Callable
@@ -59,14 +59,13 @@ def quantize(
     round_groups: does the work on grids of whole numbers with a scale for each group or row.
     """
     if scheme.outer == "rows":
-        weighed = None
-        if options.clip and stats is not None and stats.gram is not None:
-            weighed = np.ascontiguousarray(np.diagonal(stats.gram), dtype=np.float32)
+        weighed = _cost(stats) if options.clip else None
         return Result(qoq.quantize(weight, scheme, weighed, options.clip))
     if scheme.outer == "after":
         return Result(by_rows(weight, scheme))
     if scheme.is_float:
-        return Result(small_floats.quantize(weight, scheme, options.largest))
+        found = small_floats.Search(_cost(stats)) if options.clip else None
+        return Result(small_floats.quantize(weight, scheme, options.largest, found))
     if scheme.rows < 0:
         return _one_scale(weight, scheme, options, threads)  # one row is one thread of a GPU
     search = native.RangeSearch(grid.CLIP_RATIOS) if options.clip else None
@@ -76,7 +75,7 @@ def quantize(
         if width <= _WIDEST_BLOCK:
             blocks = diagonal_blocks(stats.gram, width)
         else:
-            importance = np.ascontiguousarray(np.diagonal(stats.gram), dtype=np.float32)
+            importance = _cost(stats)
     found = round_groups(
         np.ascontiguousarray(weight),
         bits=scheme.bits,
@@ -92,6 +91,13 @@ def quantize(
     grid.check_scales(found.scale)
     quant = GroupQuant(scheme, found.codes, found.scale, found.zero)
     return Result(_onto_offsets(weight, quant) if scheme.outer == "offset" else quant)
+
+
+def _cost(stats: Stats | None) -> NDArray[np.float32] | None:
+    """Of a squared error in a column, [in], where that is known."""
+    if stats is None or stats.gram is None:
+        return None
+    return np.ascontiguousarray(np.diagonal(stats.gram), dtype=np.float32)
 
 
 def _onto_offsets(weight: NDArray[np.float32], quant: GroupQuant) -> GroupQuant:

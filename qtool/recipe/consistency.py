@@ -140,12 +140,7 @@ def _check_numbers(recipe: "Recipe", weights: Weights) -> None:
                 f"{recipe.format} stores {has}; weights of type {weights.type} go with format "
                 f"compressed-tensors or {other}",
             )
-        if recipe.method != ("rtn",) or recipe.rtn.clip or "awq" in recipe.transforms:
-            raise conflict(
-                "method",
-                f"weights of type {weights.type} are rounded to nearest: `method: rtn`, "
-                "without clip and awq",
-            )
+        _check_floats(recipe, weights)
         if any(override.weights is not None for override in recipe.overrides):
             raise conflict(
                 "overrides",
@@ -178,6 +173,23 @@ def _check_numbers(recipe: "Recipe", weights: Weights) -> None:
         )
     if wanted == "int" and not weights.symmetric:
         raise conflict("activations", "engines quantize them for symmetric weights only")
+
+
+def _check_floats(recipe: "Recipe", weights: Weights) -> None:
+    """What small floats lack."""
+    if recipe.rtn.clip and weights.type == "fp8":
+        raise conflict("rtn.clip", "scales of fp8 come from the largest weight: no clip")
+    if not recipe.gptq.static_groups and recipe.rounding == "gptq":
+        raise conflict(
+            "gptq.static_groups",
+            f"groups of type {weights.type} are neighbours, whose scales come before the sweep: true",
+        )
+    if recipe.feeds_back and weights.rows != 1:
+        raise conflict(
+            "gptq.yaqa",
+            "rows make up for each other one after another, and here several share a scale: 0, or "
+            "weights.rows: 1",
+        )
 
 
 def _check_mlx(recipe: "Recipe", weights: Weights) -> None:

@@ -38,7 +38,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from qtool import grid, native
+from qtool import grid, native, small_floats
 from qtool.calibrating.sites import Site
 from qtool.calibrating.stats import SiteStats, gram_on, is_rare
 from qtool.methods import gptq, named
@@ -122,6 +122,8 @@ def output_error(measured: Measured, scale: Floats) -> float:
 def _error(measured: Measured, scale: Floats) -> Floats:
     """Q(W s) - W s, [rows, in]"""
     scaled = measured.weight * scale
+    if measured.scheme.is_float:
+        return small_floats.rounded(scaled, measured.scheme) - scaled
     found = native.quantize_groups(
         scaled,
         bits=measured.scheme.bits,
@@ -182,7 +184,7 @@ def apply(subject: Subject, stats: Mapping[str, SiteStats]) -> Applied:
         )
         if dense_parts(chosen, sites, plan):
             scales = [powers_of_two(scale) for scale in scales]
-        if subject.device is None:
+        if subject.device is None or any(reader.scheme.is_float for reader in measured):
             best = search(measured, scales, subject.workers)
         else:
             from qtool.transforms import awq_device
