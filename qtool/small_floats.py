@@ -11,9 +11,9 @@
     code = nearest(w / scale)           code = nearest(w / (scale / outer))
 
 A search looks further for the scale of a group that leaves the smallest squared error, its columns
-weighed where that is told: among the seven e4m3 numbers up to that of max|w| and the five after it,
-in which max|w| becomes anything from 3 to 10 (4 is often best, for between 4 and 6 there is nothing),
-or also half of the power of two. Scales of FP8 are what they are.
+weighed where that is told: among the seven e4m3 numbers up to that of max|w| and the five after
+it, by which max|w| becomes 3 to 10 (4 is often best: nothing lies between it and 6), or also half
+of the power of two. Scales of FP8 are what they are.
 
 Scales are rounded to what they are stored in before any code is computed from them; numbers too
 large for the largest code become it. A group that is zero throughout gets scale 1.
@@ -53,8 +53,8 @@ class Search:
 def quantize(
     weight: Floats, scheme: Scheme, largest: float | None = None, search: Search | None = None
 ) -> GroupQuant:
-    """weight [out, in] to codes. largest: max|w| of all matrices that share one scale of the whole
-    matrix with this one; its own without."""
+    """weight [out, in] to codes. largest: max|w| of all that shares one scale of the whole matrix
+    with these rows; their own without. What is larger all the same becomes the largest number."""
     found = grids(weight, scheme, largest, search)
     return replace(found, codes=_codes(weight, scheme, _step(found)))
 
@@ -76,9 +76,9 @@ def grids(
     tops = _tops(weight, scheme)
     outer = None
     if scheme.rows < 0 and largest is not None:
-        tops = np.full_like(tops, max(largest, float(tops.max(initial=0))))
+        tops = np.full_like(tops, largest)
     if scheme.outer:
-        whole = np.float32(max(largest or 0.0, float(tops.max(initial=0))))
+        whole = np.float32(tops.max(initial=0) if largest is None else largest)
         outer = np.float32(1)
         if whole > 0:
             with np.errstate(over="ignore"):
@@ -204,12 +204,12 @@ def _best(
     for slab, place in _slabs(weight.shape, scheme):
         part = weight[slab]
         first = scale[place].copy()
-        least = _error(part, scheme, first, outer, importance)
-        for other in _others(first, scheme, search is not None):
-            error = _error(part, scheme, other, outer, importance)
-            gains = error < least
-            scale[place] = np.where(gains, other, scale[place])
-            np.minimum(error, least, out=least)
+        with np.errstate(over="ignore"):  # squares of the very largest: then none is better
+            least = _error(part, scheme, first, outer, importance)
+            for other in _others(first, scheme, search is not None):
+                error = _error(part, scheme, other, outer, importance)
+                scale[place] = np.where(error < least, other, scale[place])
+                np.minimum(error, least, out=least)
 
 
 def _others(scale: Floats, scheme: Scheme, search: bool) -> Iterator[Floats]:

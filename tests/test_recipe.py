@@ -63,8 +63,9 @@ def test_recipes_of_other_numbers(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "item", "sentence"),
     [
-        ("nvfp4", "method=gptq", "method: weights of type nvfp4 are rounded to nearest"),
-        ("nvfp4", "rtn.clip=true", "method: weights of type nvfp4 are rounded to nearest"),
+        ("nvfp4", "method=[rtn, tune]", "tune moves the scales of whole numbers in groups"),
+        ("fp8-dynamic", "rtn.clip=true", "rtn.clip: scales of fp8 come from the largest weight"),
+        ("nvfp4-awq-gptq", "gptq.static_groups=false", "groups of type nvfp4 are neighbours"),
         ("nvfp4", "format=awq", "format: awq stores whole numbers; weights of type nvfp4 go with"),
         ("fp8-block-hf", "activations={bits: 8, type: float}", "format fp8 does not say how"),
         ("fp8-dynamic", "activations.type=int", "int ones go with weights of type int"),
@@ -94,6 +95,13 @@ def test_numbers_that_do_not_go_together(name: str, item: str, sentence: str) ->
     with pytest.raises(RecipeError) as caught:
         recipe.load(name, [item])
     assert sentence in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_rows_that_share_a_scale_make_up_for_nothing() -> None:
+    for name in ("fp8-block", "fp8-static"):
+        with pytest.raises(RecipeError, match=r"gptq\.yaqa: rows make up .* several share a scale"):
+            recipe.load(name, ["method=gptq", "gptq.yaqa=4"])
+        assert recipe.load(name, ["method=gptq", "gptq.guided=0.5"]).rounding == "gptq"
 
 
 def test_values_of_other_methods_and_formats_are_idle() -> None:

@@ -182,7 +182,7 @@ def _check_floats(recipe: "Recipe", weights: Weights) -> None:
     if not recipe.gptq.static_groups and recipe.rounding == "gptq":
         raise conflict(
             "gptq.static_groups",
-            f"groups of type {weights.type} are neighbours, whose scales come before the sweep: true",
+            f"groups of type {weights.type} are neighbours, and their scales found at first: true",
         )
     if recipe.feeds_back and weights.rows != 1:
         raise conflict(
