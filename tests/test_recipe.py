@@ -38,6 +38,8 @@ NAMED: dict[str, tuple[str, str | None, str]] = {
     "fp8-block-hf": ("fp8 e4m3 128x128", None, "rtn"),
     "nvfp4-w4a4": ("nvfp4 g16", "nvfp4", "rtn"),
     "mxfp4-w4a4": ("mxfp4 g32", "mxfp4", "rtn"),
+    "nvfp4-awq-gptq": ("nvfp4 g16", None, "awq-gptq"),
+    "mxfp4-awq-gptq": ("mxfp4 g32", None, "awq-gptq"),
 }
 STORED = ("static", "nvfp4-w4a4")  # ends of names: a scale of inputs is measured
 
@@ -50,7 +52,7 @@ def test_recipes_of_other_numbers(name: str) -> None:
     scheme, activations, method = NAMED.get(
         name, (f"{name} g{16 if name == 'nvfp4' else 32}", None, "rtn")
     )
-    assert (str(loaded.scheme), loaded.method) == (scheme, (method,))
+    assert (str(loaded.scheme), loaded.method) == (scheme, tuple(method.split("-")))
     assert (loaded.activations and loaded.activations.type) == activations
     smooth = "smooth" in name
     assert loaded.calibrates == (method != "rtn" or name.endswith(STORED) or smooth)
