@@ -76,15 +76,18 @@ def _encode(values: NDArray[np.float32], book: str) -> NDArray[np.uint8]:
 def nearest(values: NDArray[np.float32], book: str) -> NDArray[np.float32]:
     """The numbers whose codes encode() gives, of the same shape and of the same signs."""
     mantissa_bits, bias = _LAYOUT[book]
-    magnitude = np.abs(values)
-    np.minimum(magnitude, np.float32(LARGEST[book]), out=magnitude)
-    # Added and subtracted, so many units of a binade leave as many bits of the mantissa.
-    binade = (magnitude.view(np.uint32) & np.uint32(0x7F800000)).view(np.float32)
-    np.maximum(binade, np.float32(2.0 ** (1 - bias)), out=binade)
-    binade *= np.float32(1.5 * 2.0 ** (23 - mantissa_bits))
-    magnitude += binade
-    magnitude -= binade
-    return np.copysign(magnitude, values, out=magnitude)
+    found: NDArray[np.float32] = np.clip(values, -LARGEST[book], LARGEST[book], dtype=np.float32)
+    bits = found.view(np.uint32)
+    unit = bits & np.uint32(0x7F800000)  # the power of two below each, or that of the smallest
+    np.maximum(unit, np.uint32(128 - bias << 23), out=unit)
+    # So many of it, added and subtracted, leave as many bits of the mantissa.
+    much = unit.view(np.float32)
+    much *= np.float32(1.5 * 2.0 ** (23 - mantissa_bits))
+    found += much
+    found -= much
+    np.bitwise_and(values.view(np.uint32), np.uint32(0x80000000), out=unit)
+    bits |= unit
+    return found
 
 
 def exponent(scale: NDArray[np.float32]) -> NDArray[np.uint8]:

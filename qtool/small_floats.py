@@ -35,7 +35,7 @@ from qtool.scheme import GroupQuant, Scheme
 Floats = NDArray[np.float32]
 
 _SMALLEST = {"bfloat16": 2.0**-126, "float32": 2.0**-126, "float16": 2.0**-24}
-_CHUNK = 1 << 18  # elements worked on at once
+_CHUNK = 1 << 16  # elements worked on at once
 _LAST = 126  # the byte of e4m3's largest number
 _LARGEST_OUTER = np.float32(2.0**100)
 # What is tried beside the scale of max|w|: bytes of e4m3 from it, and factors of powers of two.
@@ -64,8 +64,10 @@ def rounded(weight: Floats, scheme: Scheme) -> Floats:
     step = _step(grids(weight, scheme))
     values = np.empty_like(weight)
     for slab, place in _slabs(weight.shape, scheme):
-        spread = _spread(weight[slab], scheme, step[place])
-        values[slab] = nearest(weight[slab] / spread, scheme.book) * spread
+        turned = _in_groups(weight[slab], scheme)
+        numbers = nearest(turned / step[place], scheme.book)
+        numbers *= step[place]
+        values[slab] = _in_rows(numbers, weight.shape[1])
     return values
 
 
@@ -170,13 +172,17 @@ def _power(tops: Floats, scheme: Scheme) -> Floats:
     return np.ldexp(np.float32(1), exponent).astype(np.float32)
 
 
-def _spread(weight: Floats, scheme: Scheme, scale: Floats) -> Floats:
-    """The scale of each weight of a slab: rows of scales repeated over rows and columns."""
-    columns = weight.shape[1]
-    width = scheme.group_size if scheme.group_size > 0 else columns
-    if scale.shape[1] > 1:
-        scale = np.repeat(scale, width, axis=1)[:, :columns]
-    return scale
+def _in_groups(part: Floats, scheme: Scheme) -> Floats:
+    """Some rows as [width, rows, groups], whose sums and products with scales [rows, groups] are
+    many times as fast; what a last group lacks is zero."""
+    groups = grid.in_groups(part, grid.group_width(scheme, part.shape[1]))
+    return np.ascontiguousarray(groups.transpose(2, 0, 1))
+
+
+def _in_rows(turned: Floats, columns: int) -> Floats:
+    """The inverse."""
+    rows = turned.shape[1]
+    return turned.transpose(1, 2, 0).reshape(rows, -1)[:, :columns]
 
 
 def _step(found: GroupQuant) -> Floats:
@@ -187,8 +193,12 @@ def _step(found: GroupQuant) -> Floats:
 
 def _codes(weight: Floats, scheme: Scheme, step: Floats) -> NDArray[np.uint8]:
     codes = np.empty(weight.shape, np.uint8)
+    width = grid.group_width(scheme, weight.shape[1])
     for slab, place in _slabs(weight.shape, scheme):
-        codes[slab] = encode(weight[slab] / _spread(weight[slab], scheme, step[place]), scheme.book)
+        spread = step[place]
+        if spread.shape[1] > 1:
+            spread = np.repeat(spread, width, axis=1)[:, : weight.shape[1]]
+        codes[slab] = encode(weight[slab] / spread, scheme.book)
     return codes
 
 
@@ -200,9 +210,11 @@ def _best(
     search: Search | None,
 ) -> None:
     """Put others for scales where these leave a smaller squared error, the first of equals."""
-    importance = None if search is None else search.importance
+    importance = None
+    if search is not None and search.importance is not None:
+        importance = _in_groups(search.importance[None], scheme)
     for slab, place in _slabs(weight.shape, scheme):
-        part = weight[slab]
+        part = _in_groups(weight[slab], scheme)
         first = scale[place].copy()
         with np.errstate(over="ignore"):  # squares of the very largest: then none is better
             least = _error(part, scheme, first, outer, importance)
@@ -230,14 +242,13 @@ def _error(
     outer: np.float32 | None,
     importance: Floats | None,
 ) -> NDArray[np.float64]:
-    """Of some rows the squared error of each group, [rows, groups]."""
-    step = _spread(part, scheme, scale if outer is None else scale / outer)
+    """Of rows [width, rows, groups] the squared error of each group, [rows, groups]."""
+    step = scale if outer is None else scale / outer
     lost = nearest(part / step, scheme.book)
     lost *= step
     lost -= part
     lost *= lost
     if importance is not None:
         lost *= importance
-    groups = grid.in_groups(lost, scheme.group_size)
-    error: NDArray[np.float64] = groups.sum(2, dtype=np.float64)
+    error: NDArray[np.float64] = lost.sum(0, dtype=np.float64)
     return error

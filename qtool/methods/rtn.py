@@ -64,8 +64,8 @@ def quantize(
     if scheme.outer == "after":
         return Result(by_rows(weight, scheme))
     if scheme.is_float:
-        found = small_floats.Search(_cost(stats)) if options.clip else None
-        return Result(small_floats.quantize(weight, scheme, options.largest, found))
+        scales = small_floats.Search(_cost(stats)) if options.clip else None
+        return Result(small_floats.quantize(weight, scheme, options.largest, scales))
     if scheme.rows < 0:
         return _one_scale(weight, scheme, options, threads)  # one row is one thread of a GPU
     search = native.RangeSearch(grid.CLIP_RATIOS) if options.clip else None
