@@ -255,6 +255,29 @@ def test_any_levels(device: Device, book: str, shift: float | None) -> None:
         np.testing.assert_array_equal(made, wanted)
 
 
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        Scheme(4, 16, True, "float8_e4m3", "e2m1", 1, "divides"),
+        Scheme(4, 32, True, "e8m0", "e2m1"),
+        Scheme(8, -1, True, "bfloat16", "e4m3"),
+        Scheme(8, 32, True, "bfloat16", "e4m3", 16),
+    ],
+    ids=str,
+)
+def test_small_floats_are_those_of_the_cpu(device: Device, scheme: Scheme) -> None:
+    """Within a block of columns, where sums are in one order: codes, scales, and their scale."""
+    weight, gram = problem(11, 37, 96)
+    weight, options = np.ascontiguousarray(weight, np.float32), gptq.Options(token_damping=False)
+    given = gptq.factor(gram.astype(np.float32), options)
+    there = gptq_device.Factor(device.put(np.array(given.upper)), given.order, given.importance)
+    found = gptq_device.quantize_with(device, weight, there, scheme, options, 9.0)
+    wanted = gptq.quantize_with(weight, given, scheme, options, 1, 9.0)
+    np.testing.assert_array_equal(found.codes, wanted.codes)
+    np.testing.assert_array_equal(found.scale, wanted.scale)
+    assert found.outer == wanted.outer
+
+
 @pytest.mark.parametrize("name", LEVELS)
 def test_blocks_onto_levels_lose_no_more(device: Device, name: str) -> None:
     """Several blocks, with a factor of its own: codes hardly differ, nor does the error."""

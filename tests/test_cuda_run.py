@@ -215,7 +215,7 @@ def test_every_recipe_without_calibration_is_the_same_file(
 FEW = [("w4g128-awq-gptq", ["awq.grid=1", "gptq.mse=false", "gptq.yaqa=0"])]
 WHOLE = ["w4g128-gptq", "w4g128-awq", "w3g128-awq", "w4g128-awq-gptq", "w4a16-ct", "w8-gptq"]
 WHOLE += ["w8a8-smoothquant-static", "w4a8kv4-qserve", "kv-fp8", "w4-gptq-rotated"]
-WHOLE += ["w4g64-mlx-awq-gptq", "w3g128-awq-gptq"]
+WHOLE += ["w4g64-mlx-awq-gptq", "w3g128-awq-gptq", "nvfp4-awq-gptq"]
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,7 @@ def test_a_gguf(name: str, models: Path, tmp_path: Path) -> None:
             "w4g128-awq-gptq", ["weights.group_size=32", "awq.grid=2"], 2, marks=pytest.mark.slow
         ),
         pytest.param("q4_0", ["method=gptq", "gptq.gptaq=0.5"], 9, marks=pytest.mark.slow),
+        pytest.param("nvfp4-awq-gptq", ["awq.grid=2"], 9, marks=pytest.mark.slow),
     ],
 )
 def test_killed_it_goes_on_to_the_same_bytes(

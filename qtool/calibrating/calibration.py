@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool.calibrating.chats import Chat, render
+from qtool.calibrating.encoding import encoded
 from qtool.calibrating.texts import TOPICS, Piece, load_text
 from qtool.errors import SourceError, UnsupportedError
 from qtool.formats import safetensors_file as st
@@ -165,8 +166,7 @@ def tokenize(text: str, model: Path, special: bool = False) -> NDArray[np.int64]
     if fast.is_file():
         tokenizer = _fast(fast)
         with _TokenizerErrors(fast):
-            ids = tokenizer.encode(text, add_special_tokens=special).ids
-        return np.array(ids, dtype=np.int64)
+            return encoded(tokenizer, text, special)
     slow = transformers_tokenizer(model)
     return np.array(slow.encode(text, add_special_tokens=special), dtype=np.int64)
 

@@ -1,0 +1,139 @@
+"""Long texts, encoded some at a time: the ids of the text as one, by tokenizers of all kinds."""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import (
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)  # fmt: skip
+
+from qtool.calibrating import encoding
+from qtool.calibrating.texts import default_text
+
+LINES = default_text()[:40_000]
+CHINESE = "".join(chr(0x4E00 + k * k % 900) + ("。" if k % 17 == 0 else "") for k in range(9000))
+TEXTS = {
+    "lines": LINES,
+    "words": " ".join(LINES.split()),
+    "blanks": LINES.replace("\n", "\n\n \n\t").replace(" ", "  "),
+    "numbers": "".join(str(k * k) for k in range(9000)),
+    "chinese": CHINESE,
+    "specials": LINES.replace("the", "<s>").replace("of", "</s>\n"),
+}
+SPECIALS = ["<s>", "</s>", "<unk>"]
+
+
+def byte_level() -> Tokenizer:
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    return made
+
+
+def with_prefix() -> Tokenizer:
+    made = Tokenizer(models.BPE(unk_token="<unk>"))
+    made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+    return made
+
+
+def without_words() -> Tokenizer:
+    """As Gemma's: spaces are letters, and nothing parts words."""
+    made = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True))
+    made.normalizer = normalizers.Replace(" ", "▁")
+    made.pre_tokenizer = pre_tokenizers.Split("▁", "merged_with_next")
+    return made
+
+
+def unigram() -> Tokenizer:
+    made = Tokenizer(models.Unigram())
+    made.normalizer = normalizers.NFKC()
+    made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
+    return made
+
+
+KINDS: dict[str, Callable[[], Tokenizer]] = {
+    "byte level": byte_level,
+    "prefix": with_prefix,
+    "no words": without_words,
+    "unigram": unigram,
+}
+
+
+@cache
+def trained(kind: str) -> Tokenizer:
+    made = KINDS[kind]()
+    options: dict[str, Any] = {
+        "vocab_size": 2000,
+        "special_tokens": SPECIALS,
+        "show_progress": False,
+    }
+    of = trainers.UnigramTrainer if kind == "unigram" else trainers.BpeTrainer
+    if kind == "unigram":
+        options["unk_token"] = "<unk>"
+    made.train_from_iterator([LINES, CHINESE], of(**options))
+    pairs = [(name, made.token_to_id(name)) for name in SPECIALS[:2]]
+    made.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", pair=None, special_tokens=pairs
+    )
+    return made
+
+
+class Watched:
+    """A tokenizer that notes how long the texts are which it gets."""
+
+    def __init__(self, kind: str) -> None:
+        self.tokenizer = trained(kind)
+        self.longest = 0
+
+    def encode(self, text: str, add_special_tokens: bool) -> Any:
+        self.longest = max(self.longest, len(text))
+        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+
+@pytest.fixture(autouse=True)
+def _some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoding, "_AT_ONCE", 1000)
+    monkeypatch.setattr(encoding, "_AROUND", 100)
+
+
+@pytest.mark.parametrize("special", [False, True])
+@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_ids_are_those_of_the_text_as_one(kind: str, name: str, special: bool) -> None:
+    text, watched = TEXTS[name], Watched(kind)
+    found = encoding.encoded(watched, text, special)
+    wanted = trained(kind).encode(text, add_special_tokens=special).ids
+    assert found.dtype == np.int64 and found.tolist() == wanted
+    # What puts a space before any text can be cut at spaces alone.
+    assert (watched.longest < 2500) is (kind != "prefix" or " " in text)
+
+
+@pytest.mark.parametrize("text", ["", "a", "\n" * 3000, "a" * 3000, " " * 1001])
+@pytest.mark.parametrize("kind", KINDS)
+def test_odd_texts(kind: str, text: str) -> None:
+    for special in (False, True):
+        found = encoding.encoded(Watched(kind), text, special)
+        assert found.tolist() == trained(kind).encode(text, add_special_tokens=special).ids
+
+
+def test_specials_in_the_middle_allow_no_cut() -> None:
+    class Odd(Watched):
+        def encode(self, text: str, add_special_tokens: bool) -> Any:
+            found = super().encode(text, False)
+            if add_special_tokens:
+                found.pad(len(found) + 1, direction="right")
+                return type("Ids", (), {"ids": [*found.ids[:1], 0, *found.ids[1:-1]]})
+            return found
+
+    watched = Odd("byte level")
+    encoding.encoded(watched, LINES, special=True)
+    assert watched.longest == len(LINES)
