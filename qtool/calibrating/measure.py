@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from qtool.calibrating.allocator import give_back
 from qtool.calibrating.calibration import Calibration, calibration_tokens
 from qtool.calibrating.device import Device
+from qtool.calibrating.groups import groups_of
 from qtool.calibrating.hidden import OnDisk
 from qtool.calibrating.placed import Passage, ahead
 from qtool.calibrating.sites import Site, Tracer
@@ -123,11 +124,13 @@ def calibrate(
     threads: int,
     progress: Progress,
     imatrix: ImportanceFile | None = None,
+    device: Device | None = None,
 ) -> Measured:
     """Stream the original model once and write `needs` of every input of every block to `out`.
 
     imatrix: an importance matrix made in the same pass. Without `out` its tokens are those of
-    measure_importance; with it they are the same as ever, so that the statistics are, too.
+    measure_importance; with it they are the same as ever, so that the statistics are, too. device:
+    where blocks are run, which the files name; None: the CPU.
     """
     check_absent(out, imatrix.path if imatrix is not None else None)
     if out is not None and not isinstance(model, Checkpoint):
@@ -150,6 +153,8 @@ def calibrate(
                 "model_digest": model.digest(),
                 "calibration": json.dumps(calibration.record()),
             }
+            if device is not None:
+                metadata["gpu"] = device.name
             tensors = sum(len(skeleton.block_tensors(i)) for i in range(skeleton.count))
             writer = stack.enter_context(StatsWriter(out, metadata, tensors))
         gathered = Gathered()
@@ -157,7 +162,9 @@ def calibrate(
         wanted = needs | {"square"} if imatrix is not None else needs
         sites = 0
         stacked = imatrix is not None
-        for site, stats in _measured(skeleton, calibration, wanted, threads, progress, stacked):
+        for site, stats in _measured(
+            skeleton, calibration, wanted, threads, progress, stacked, device
+        ):
             if imatrix is not None:
                 gathered.add(Squares.of(site, stats))
             if site.stacked:
@@ -170,7 +177,8 @@ def calibrate(
         importance = None
         notes: list[str] = []
         if imatrix is not None:
-            importance = gathered.importance(imatrix.source, calibration)
+            gpu = None if device is None else device.name
+            importance = gathered.importance(imatrix.source, calibration, gpu)
             write_importance(imatrix.path, importance)
             notes = importance.notes()
             if out is not None and first_token(imatrix.source) is not None:
@@ -264,14 +272,15 @@ def _measured(
     threads: int,
     progress: Progress,
     stacked: bool,
+    device: Device | None,
 ) -> Iterator[tuple[Site, SiteStats]]:
     """Every site of every block with its statistics, block after block; see Tracer.stacked."""
-    with Workers(threads) as workers:
-        passage = Passage.of(skeleton.embed(calibration.tokens), workers, None)
+    with Workers(threads) as workers, ahead(skeleton, device) as coming:
+        passage = Passage.of(skeleton.embed(calibration.tokens), workers, device)
         tracer = Tracer(stacked)
         for index in progress.blocks(skeleton.count):
             give_back()
-            yield from _measure_block(skeleton, skeleton.block(index), passage, tracer, needs)
+            yield from _measure_block(skeleton, coming.take(index), passage, tracer, needs)
 
 
 def _measure_block(
@@ -300,9 +309,14 @@ def _measure_block(
             with passage.placed(block) as (there, stream, workers):
                 skeleton.advance(there, stream, workers)
         return
-    stats = passage.collect(block, found.sites, needs, advance=more)
-    for site in found.sites:
-        yield site, stats.pop(site.id)
+    groups = [list(found.sites)]
+    if passage.device is not None and "gram" in needs:
+        groups = groups_of(found.sites, passage.device.sums_bytes)
+    for number, group in enumerate(groups, start=1):
+        last = number == len(groups)
+        stats = passage.collect(block, group, needs, advance=more and last)
+        for site in group:
+            yield site, stats.pop(site.id)
 
 
 def check_same_model(saved: StatsFile, checkpoint: Checkpoint) -> dict[str, Any]:

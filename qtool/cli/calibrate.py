@@ -38,6 +38,7 @@ def calibrate(
     length: Annotated[int | None, typer.Option(min=1, help="tokens in a sample")] = None,
     seed: Annotated[int | None, typer.Option(help="seed of the choice of samples")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="by default every core")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, or auto, which is the CPU")] = "auto",
     json_: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
 ) -> None:
     """Measure the activations of the unquantized MODEL into a file.
@@ -62,6 +63,7 @@ def calibrate(
     from qtool.native.library import default_threads
     from qtool.recipe.recipe import Recipe, calibration_sets, common_calibration, load
     from qtool.runs.progress import Progress
+    from qtool.runs.request import device_of
     from qtool.runs.summary import peak_rss_bytes
 
     sets = calibration_sets(calibration, samples, length, seed)
@@ -85,12 +87,13 @@ def calibrate(
             *(recipe_needs(one) for one in loaded if not isinstance(one, GgufRecipe))
         )
     measure.check_absent(out, imatrix)  # told before a download that may take hours
+    place = device_of(device)
     progress = Progress(quiet=json_)
     with progress.stage("download"):
         source = resolve(model)
     with measure.opened(source, imatrix) as (weights, target):
         measured = measure.calibrate(
-            weights, out, settings, needs, threads or default_threads(), progress, target
+            weights, out, settings, needs, threads or default_threads(), progress, target, place
         )
     importance = measured.importance
     if json_:

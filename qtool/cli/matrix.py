@@ -46,6 +46,7 @@ def matrix(
         ),
     ] = False,
     threads: Annotated[int | None, typer.Option(min=1, help="by default every core")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, or auto, which is the CPU")] = "auto",
     max_shard_size: Annotated[
         str | None, typer.Option(help="such as 500MB; by default 5GB")
     ] = None,
@@ -70,6 +71,7 @@ def matrix(
     from qtool.native.library import default_threads
     from qtool.recipe.recipe import calibration_sets
     from qtool.runs.progress import Progress
+    from qtool.runs.request import device_of
 
     names = tuple(name.strip() for name in recipes.split(",") if name.strip())
     if not names:
@@ -80,7 +82,7 @@ def matrix(
     words = ["qtool", "matrix", model, "--recipes", ",".join(names), "-o", str(folder)]
     options = {
         "--eval": eval_, "--windows": windows, "--calibration": calibration, "--samples": samples,
-        "--length": length, "--seed": seed,
+        "--length": length, "--seed": seed, "--device": device if device == "cuda" else None,
     }  # fmt: skip
     for option, value in options.items():
         words += [option, str(value)] if value is not None else []
@@ -101,6 +103,7 @@ def matrix(
         shlex.join(words),
         fresh,
         tuple(item for item in set_ or [] if item not in of_calibration),
+        device_of(device),
     )
     found = run(asked, Progress(quiet=json_))
     if json_:

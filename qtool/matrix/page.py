@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -22,7 +22,10 @@ from qtool.report.gather import Request, gather
 from qtool.report.page import page
 from qtool.runs import statement
 from qtool.runs.progress import Progress
-from qtool.runs.provenance import environment
+from qtool.runs.provenance import with_gpu
+
+if TYPE_CHECKING:
+    from qtool.calibrating.device import Device
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,7 @@ class Asked:
     windows: int | None
     command: str
     threads: int
+    device: "Device | None" = None  # that measures; None: the CPU
 
 
 def write(
@@ -65,6 +69,7 @@ def write(
         commands=(asked.command,),
         threads=asked.threads,
         known=known,
+        device=asked.device,
     )
     progress.say("report")
     with progress.stage("report"):
@@ -97,7 +102,7 @@ def _measured_of(asked: Asked, cell: Cell, files: Mapping[str, str]) -> dict[str
         "windows": asked.windows,
         "source": dict(files),
         "version of qtool": __version__,
-        "environment": environment(),
+        "environment": with_gpu(None if asked.device is None else asked.device.name),
     }
 
 

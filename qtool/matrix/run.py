@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from qtool import __version__
 from qtool.calibrating.allocator import give_back
@@ -34,6 +34,9 @@ from qtool.runs import statement
 from qtool.runs.progress import Progress
 from qtool.runs.summary import Summary, peak_rss_bytes
 from qtool.runs.workspace import may_pass
+
+if TYPE_CHECKING:
+    from qtool.calibrating.device import Device
 
 _SET = re.compile(r"--set ([\w.]+)=([\w.-]*\w)")
 
@@ -54,6 +57,12 @@ class Asked:
     command: str = "qtool matrix"
     fresh: bool = False  # what is unfinished is thrown away
     changes: tuple[str, ...] = ()  # `key=value` put over each recipe's own, none of calibration
+    device: "Device | None" = None  # that does the work; None: the CPU
+
+    @property
+    def gpu(self) -> str | None:
+        """Its name."""
+        return None if self.device is None else self.device.name
 
 
 @dataclass
@@ -140,7 +149,7 @@ def _fill(run: _Run, found: Sequence[Cell], work: Path) -> None:
         with _failing(run, group):
             place = _place(run, group, work)
             measured = shared.measure(
-                group, run.source, place, asked.threads, progress, fresh=asked.fresh
+                group, run.source, place, asked.threads, progress, asked.fresh, asked.device
             )
             made.passes.append(measured.json())
             for cell in group:
@@ -156,7 +165,8 @@ def _fill(run: _Run, found: Sequence[Cell], work: Path) -> None:
     if there:
         made.report = page.write(
             page.Asked(
-                asked.model, asked.out, asked.text, asked.windows, asked.command, asked.threads
+                asked.model, asked.out, asked.text, asked.windows, asked.command, asked.threads,
+                asked.device,
             ),
             run.source, run.files, there, entries, run.state, progress,
         )  # fmt: skip
@@ -198,6 +208,8 @@ def _wanted(run: _Run, cell: Cell) -> dict[str, Any]:
     own["calibration text"] = text
     if cell.is_folder:
         own["size of a shard"] = run.asked.max_shard_bytes
+    if run.asked.gpu is not None and text is not None:
+        own["GPU"] = run.asked.gpu
     return cell.wanted() | own
 
 
@@ -233,7 +245,8 @@ def _verified(run: _Run, cell: Cell) -> None:
     if not verdict.ok:
         said = next(one.message for one in verdict.findings if one.severity == "error")
         raise FormatError(f"{cell.out}: {said}; remove it, and the same command makes it again")
-    statement.write(cell.out, statement.Ran(run.asked.model, run.source, run.asked.threads))
+    ran = statement.Ran(run.asked.model, run.source, run.asked.threads, gpu=run.asked.gpu)
+    statement.write(cell.out, ran)
 
 
 @contextmanager
@@ -273,6 +286,7 @@ def _attempt(run: _Run, cell: Cell, measured: shared.Measured | None) -> None:
                 wall,
                 measured.imatrix if measured is not None and not cell.is_folder else None,
                 measured.stats if measured is not None and cell.is_folder else None,
+                gpu=run.asked.gpu,
             ),
         )
         entry.status, entry.size_bytes = "made", summary.size_bytes
@@ -295,6 +309,11 @@ def _make(run: _Run, cell: Cell, measured: shared.Measured | None, progress: Pro
         from qtool.gguf.request import GgufRequest
 
         imatrix = None if measured is None else measured.imatrix
+        places = None
+        if asked.device is not None:
+            from qtool.cuda import staging
+
+            places = staging.places()
         return run_gguf(
             GgufRequest(
                 asked.model,
@@ -304,6 +323,8 @@ def _make(run: _Run, cell: Cell, measured: shared.Measured | None, progress: Pro
                 asked.threads,
                 imatrix,
                 fresh=asked.fresh,
+                places=places,
+                device=asked.device if cell.recipe.sweeps else None,
             ),
             progress,
         )
@@ -329,6 +350,7 @@ def _make_folder(
             asked.threads,
             asked.max_shard_bytes,
             fresh=asked.fresh,
+            device=asked.device,
         )
         return quantize(request, progress)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from qtool.calibrating.calibration import calibration_tokens
+from qtool.calibrating.device import Device
 from qtool.calibrating.stats_file import StatsFile
 from qtool.calibrating.texts import load_text
 from qtool.checkpoint import Checkpoint
@@ -85,11 +86,12 @@ def measure(
     threads: int,
     progress: Progress,
     fresh: bool = False,
+    device: Device | None = None,
 ) -> Measured:
     """Everything that a group of recipes needs, in one pass; or what an earlier run measured.
 
-    place: a folder of its own for what is measured on one text. UnsupportedError where its disk
-    has no room.
+    place: a folder of its own for what is measured on one text. device: where blocks are run; what
+    another has measured is measured again. UnsupportedError where the disk of `place` has no room.
     """
     from qtool.calibrating import measure as measuring
 
@@ -102,7 +104,8 @@ def measure(
     if any(isinstance(cell.recipe, GgufRecipe) for cell in group):
         imatrix = place / IMATRIX
     calibration = calibration_tokens(settings, _folder(source)).record()
-    there = not fresh and _fits(stats, imatrix, source, needs, calibration)
+    gpu = None if device is None else device.name
+    there = not fresh and _fits(stats, imatrix, source, needs, calibration, gpu)
     if there:
         progress.say("statistics: those of an earlier run are used")
     else:
@@ -113,7 +116,7 @@ def measure(
         progress.say(f"statistics: one pass for {', '.join(cell.name for cell in group)}")
         with measuring.opened(source, imatrix) as (model, target):
             # Without statistics the importance is measured as `calibrate --imatrix` does.
-            measuring.calibrate(model, stats, settings, needs, threads, progress, target)
+            measuring.calibrate(model, stats, settings, needs, threads, progress, target, device)
     return Measured(
         tuple(cell.name for cell in group),
         stats,
@@ -131,6 +134,7 @@ def _fits(
     source: Path,
     needs: frozenset[str],
     calibration: dict[str, Any],
+    gpu: str | None,
 ) -> bool:
     """Whether the files of an earlier run are there and serve these recipes."""
     from qtool.calibrating import measure as measuring
@@ -142,13 +146,15 @@ def _fits(
             saved = StatsFile.open(stats)
             if measuring.check_same_model(saved, Checkpoint.open(source)) != calibration:
                 return False
-            if not needs <= saved.fields:
+            if not needs <= saved.fields or saved.metadata.get("gpu") != gpu:
                 return False
         # Written after the statistics are complete, so that it may be missing.
         if imatrix is not None:
             if not imatrix.is_file() or (said := read_importance(imatrix).calibration) is None:
                 return False
             known = json.loads(said)
+            if known.get("environment", {}).get("gpu") != gpu:
+                return False
             keys = ["source", "samples", "length", "seed"]
             keys += ["digest"] if stats is not None else []  # by itself it has BOS in its tokens
             return all(known.get(key) == calibration[key] for key in keys)

@@ -93,7 +93,7 @@ class State:
                 "another -o"
             )
         if known != dict(wanted):
-            keys = [key for key in wanted if known.get(key) != wanted[key]]
+            keys = [key for key in {**wanted, **known} if known.get(key) != wanted.get(key)]
             raise ResumeError(
                 f"{artifact}: was made of another {', '.join(keys) or 'source'}; remove it, or "
                 "choose another -o"

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from qtool import __version__
 from qtool.errors import QtoolError, UsageError
@@ -27,6 +28,9 @@ from qtool.runs.progress import Progress
 from qtool.runs.summary import OUTPUTS, WEIGHTS
 from qtool.verification.finding import LayerError, Verdict
 from qtool.verification.run import verify_artifact
+
+if TYPE_CHECKING:
+    from qtool.calibrating.device import Device
 
 UNKNOWN = "unknown"  # the format of what cannot be opened
 _COMPARED = "Of each layer's weights against the source, |W - Q| / |W|."
@@ -51,6 +55,7 @@ class Request:
     commands: tuple[str, ...]
     threads: int
     known: Mapping[str, Quality] = field(default_factory=dict)  # measured on `text` before, by path
+    device: "Device | None" = None  # that measures; None: the CPU
 
 
 def gather(request: Request, progress: Progress) -> Report:
@@ -231,6 +236,7 @@ def _measure(
     progress: Progress,
 ) -> tuple[list[Quality], list[str]]:
     """Each artifact by itself, so that a broken one does not take the others with it."""
+    from qtool.calibrating.device import explained
     from qtool.quality.evaluate import Protocol, evaluate
 
     protocol = Protocol("plain", text, request.windows, request.length)
@@ -245,7 +251,10 @@ def _measure(
             continue
         progress.say(f"measuring {labels[typed]} on {text.name}")
         try:
-            (found,) = evaluate([path], against, protocol, request.threads, progress)
+            with explained(request.device, "the head and its logits"):
+                (found,) = evaluate(
+                    [path], against, protocol, request.threads, progress, device=request.device
+                )
         except QtoolError as error:
             failed.append(f"{labels[typed]} could not be measured: {error}.")
             progress.say(f"warning: {failed[-1]}")
