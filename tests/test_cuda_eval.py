@@ -20,7 +20,7 @@ from qtool.calibrating.device import Device
 from qtool.calibrating.placed import Calls
 from qtool.calibrating.skeleton import Skeleton
 from qtool.cuda.reading import OnDevice
-from qtool.errors import UnsupportedError
+from qtool.errors import UnsupportedError, UsageError
 from qtool.quality.evaluate import Protocol, evaluate
 from qtool.quality.weights import open_weights
 from qtool.runs.progress import Progress
@@ -163,5 +163,5 @@ def test_refused_before_a_model_is_looked_for(tmp_path: Path) -> None:
     text = quantizing.text_file(tmp_path / "text.txt")
     with pytest.raises(UnsupportedError, match="no NVIDIA GPU is here"):
         qtool.evaluate("nobody/nothing", text, device="cuda")
-    with pytest.raises(UnsupportedError, match="--device tpu: expected auto, cpu or cuda"):
+    with pytest.raises(UsageError, match="--device tpu: expected auto, cpu or cuda"):
         qtool.generate("nobody/nothing", "x", device="tpu")

@@ -34,7 +34,7 @@ from qtool.calibrating.stream import LoadedBlock, Stream
 from qtool.calibrating.workers import Workers
 from qtool.checkpoint import Checkpoint
 from qtool.cuda import running
-from qtool.errors import ResumeError, UnsupportedError
+from qtool.errors import ResumeError, UnsupportedError, UsageError
 from qtool.recipe.file import shipped
 from qtool.recipe.recipe import Recipe, load
 from qtool.runs import pipeline
@@ -351,7 +351,7 @@ def test_refused_before_anything_is_begun(no_gpu: None, tmp_path: Path) -> None:
     """Before a model is looked for."""
     with pytest.raises(UnsupportedError, match=r"no NVIDIA GPU is here .* leave --device out"):
         qtool.quantize("nobody/nothing", "w4g128-rtn", tmp_path / "out", device="cuda")
-    with pytest.raises(UnsupportedError, match="--device tpu: expected auto, cpu or cuda"):
+    with pytest.raises(UsageError, match="--device tpu: expected auto, cpu or cuda"):
         qtool.quantize("nobody/nothing", "w4g128-rtn", tmp_path / "out", device="tpu")
     loaded = load("w4g128-gptq", [])
     assert isinstance(loaded, Recipe)

@@ -26,13 +26,13 @@ def bench(
     from qtool import native
     from qtool.bench import QUICK, Settings, cases_named
     from qtool.bench import bench as run
-    from qtool.errors import UnsupportedError
+    from qtool.errors import UsageError
 
     if device == "cuda":
         _on_gpu(json_, kernels)
         return
     if device != "cpu":
-        raise UnsupportedError(f"--device {device!r}: expected cpu or cuda")
+        raise UsageError(f"--device {device}: expected cpu or cuda")
     settings = dataclasses.replace(QUICK if quick else Settings(), threads=threads)
     cases = cases_named(kernels)
     isas = native.available()

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qtool.errors import UnsupportedError
+from qtool.errors import UnsupportedError, UsageError
 from qtool.hub import plain_name
 from qtool.recipe.recipe import Recipe
 
@@ -58,12 +58,13 @@ def check_names(*names: object) -> None:
 
 
 def check_device(device: str) -> None:
-    """UnsupportedError where the work cannot be done on `device`, before anything is begun.
+    """UnsupportedError where the work cannot be done on `device`, before anything is begun;
+    UsageError for the name of none.
 
     auto is the CPU: what a recipe makes must not depend on whether a GPU happens to be there.
     """
     if device not in ("auto", "cpu", "cuda"):
-        raise UnsupportedError(f"--device {device}: expected auto, cpu or cuda")
+        raise UsageError(f"--device {device}: expected auto, cpu or cuda")
     if device == "cuda":
         from qtool.cuda.running import require
 
