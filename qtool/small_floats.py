@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 
 from qtool import grid, native
 from qtool.formats.float_codes import LARGEST, TABLES, encode, nearest
+from qtool.native.library import over_rows
 from qtool.scheme import GroupQuant, Scheme
 
 Floats = NDArray[np.float32]
@@ -51,11 +52,15 @@ class Search:
 
 
 def quantize(
-    weight: Floats, scheme: Scheme, largest: float | None = None, search: Search | None = None
+    weight: Floats,
+    scheme: Scheme,
+    largest: float | None = None,
+    search: Search | None = None,
+    threads: int = 1,
 ) -> GroupQuant:
     """weight [out, in] to codes. largest: max|w| of all that shares one scale of the whole matrix
     with these rows; their own without. What is larger all the same becomes the largest number."""
-    found = grids(weight, scheme, largest, search)
+    found = grids(weight, scheme, largest, search, threads)
     return replace(found, codes=_codes(weight, scheme, _step(found)))
 
 
@@ -72,7 +77,11 @@ def rounded(weight: Floats, scheme: Scheme) -> Floats:
 
 
 def grids(
-    weight: Floats, scheme: Scheme, largest: float | None = None, search: Search | None = None
+    weight: Floats,
+    scheme: Scheme,
+    largest: float | None = None,
+    search: Search | None = None,
+    threads: int = 1,
 ) -> GroupQuant:
     """quantize() without codes, which are all zero."""
     tops = _tops(weight, scheme)
@@ -97,7 +106,12 @@ def grids(
     if scheme.scale_dtype == "e8m0" or (
         scheme.scale_dtype == "float8_e4m3" and (search is not None or not scheme.outer)
     ):
-        _best(weight, scheme, scale, outer, search)
+
+        def best(first: int, last: int) -> int:
+            _best(weight[first:last], scheme, scale[first:last], outer, search)
+            return 0
+
+        over_rows(len(weight), threads, best)
     codes = np.zeros(weight.shape, np.uint8)
     return _quant(scheme, codes, scale, None if outer is None else float(outer))
 

@@ -94,12 +94,20 @@ def test_scales_stay_where_float16_is_exact() -> None:
     assert found.min() == 1 / 128
 
 
-def test_the_search_finds_the_least_output_error() -> None:
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        Scheme(3, 32, False),
+        Scheme(4, 16, True, "float8_e4m3", "e2m1", 1, "divides"),
+        Scheme(4, 32, True, "e8m0", "e2m1"),
+    ],
+    ids=str,
+)
+def test_the_search_finds_the_least_output_error(scheme: Scheme) -> None:
     random = np.random.default_rng(1)
     inputs = random.normal(size=(256, 64)) * random.lognormal(0, 1.5, 64)
     gram = (inputs.T @ inputs).astype(np.float32)
     weights = [random.normal(size=(24, 64)).astype(np.float32) for _ in range(2)]
-    scheme = Scheme(3, 32, False)
     readers = [awq.Measured(w, scheme, np.diagonal(gram).copy(), gram) for w in weights]
     mean_weight = np.abs(np.concatenate(weights)).mean(0)
     scales = awq.candidates(np.abs(inputs).mean(0).astype(np.float32), mean_weight, 20)

@@ -271,7 +271,7 @@ def test_small_floats_are_those_of_the_cpu(device: Device, scheme: Scheme) -> No
     weight, options = np.ascontiguousarray(weight, np.float32), gptq.Options(token_damping=False)
     given = gptq.factor(gram.astype(np.float32), options)
     there = gptq_device.Factor(device.put(np.array(given.upper)), given.order, given.importance)
-    found = gptq_device.quantize_with(device, weight, there, scheme, options, 9.0)
+    found = gptq_device.quantize_with(device, weight, there, scheme, options, 2, 9.0)
     wanted = gptq.quantize_with(weight, given, scheme, options, 1, 9.0)
     np.testing.assert_array_equal(found.codes, wanted.codes)
     np.testing.assert_array_equal(found.scale, wanted.scale)

@@ -242,6 +242,26 @@ def test_as_good_as_the_cpu(
     assert found[False] == pytest.approx(found[True], rel=0.02)
 
 
+@pytest.mark.parametrize("samples", [0, 4])
+def test_fused_matrices_share_a_scale_there(
+    samples: int, models: Path, tmp_path: Path, device: Device
+) -> None:
+    """NVFP4's of the whole matrix, of rows that make up for each other, too: that of the CPU."""
+    source, found = blocks(models, 1), []
+    sets = ["method=gptq", f"gptq.yaqa={samples}"]
+    for name, where in (("here", None), ("there", device)):
+        artifact = Artifact.open(made("nvfp4", tmp_path / name, where, *sets, source=source))
+        names = [one for one in Checkpoint.open(source).tensors if one.endswith("_proj.weight")]
+        quants = {one: artifact.read(one) for one in names}
+        found.append({one: quant.outer for one, quant in quants.items()})  # type: ignore[union-attr]
+    here, there = found
+    for fused in ("qkv", ("gate", "up")):
+        ends = tuple(f"{part}_proj.weight" for part in fused)
+        (outer,) = {value for name, value in there.items() if name.endswith(ends)}
+        assert outer is not None
+    assert here == there
+
+
 @pytest.mark.parametrize(
     "how",
     [

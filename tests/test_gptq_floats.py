@@ -15,6 +15,7 @@ from test_small_floats import FP8, MXFP4, MXFP8, NVFP4, nearest, tops, weights
 
 from qtool import small_floats
 from qtool.artifact import Artifact
+from qtool.checkpoint import Checkpoint
 from qtool.formats.float_codes import E8M0, LARGEST, TABLES
 from qtool.formats.float_codes import nearest as nearest_numbers
 from qtool.methods import gptq, rtn
@@ -252,6 +253,9 @@ def test_recipes_end_to_end(recipe: str, tmp_path: Path, models: Path) -> None:
         ("fp8-block", ("weights.rows=32", "weights.group_size=32")),
         ("fp8-static", ()),
         ("nvfp4-w4a4", ()),
+        ("fp8-block-hf", ("weights.rows=32", "weights.group_size=32")),
+        ("nvfp4", ("format=mlx", "mlx.head=8", "gptq.yaqa=4")),
+        ("mxfp4", ("format=mlx", "weights.type=mxfp8", "weights.bits=8")),
     ],
 )
 def test_others_take_gptq(recipe: str, more: tuple[str, ...], tmp_path: Path, models: Path) -> None:
@@ -263,3 +267,24 @@ def test_others_take_gptq(recipe: str, more: tuple[str, ...], tmp_path: Path, mo
     assert verify_artifact(run.out, against=model).ok
     plain = quantizing.quantize(model, recipe, tmp_path / "plain", *sets, "method=awq")
     assert typical(run) < 0.9 * typical(plain)
+
+
+def test_experts_that_are_left_out_are_rounded_with_searched_scales(
+    tmp_path: Path, models: Path
+) -> None:
+    """Two tokens reach no expert often enough; all parts of one have one outer scale."""
+    model = checkpoint(models, "mixtral", "bfloat16").path
+    text = quantizing.text_file(tmp_path / "text.txt")
+    sets = [f"calibration.source={text}", "calibration.samples=1", "calibration.length=8"]
+    run = quantizing.quantize(model, "nvfp4-awq-gptq", tmp_path / "out", *sets, "awq.grid=1")
+    source, few = Checkpoint.open(model), 0
+    for name, quant in run.quants.items():
+        if ".experts." not in name or ".w2." in name:
+            continue
+        parts = [name.replace(one, other) for one, other in ((".w3.", ".w1."), (".w1.", ".w3."))]
+        other = next(one for one in parts if one != name)
+        assert quant.outer == run.quants[other].outer
+        largest = max(float(np.abs(source.float32(one)).max()) for one in (name, other))
+        wanted = small_floats.quantize(source.float32(name), NVFP4, largest, Search())
+        few += np.array_equal(quant.codes, wanted.codes)
+    assert few >= 4

@@ -1,8 +1,10 @@
 """`matrix --device cuda` and `calibrate --device cuda`: measured, quantized and evaluated there."""
 
 import json
+import re
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import gguf_from_hf
 import numpy as np
@@ -20,8 +22,10 @@ from qtool.calibrating import groups
 from qtool.calibrating.device import Device
 from qtool.calibrating.stats_file import StatsFile
 from qtool.checkpoint import Checkpoint
+from qtool.gguf import quantize as gguf_quantize
 from qtool.gguf.imatrix import read_importance
 from qtool.matrix import shared
+from qtool.quality import evaluate as evaluating
 
 __all__ = ["call", "cuda", "emulator", "gpu"]
 
@@ -46,6 +50,12 @@ def projections(model: Checkpoint) -> list[str]:
     return [name for name in model.tensors if name.endswith("_proj.weight")]
 
 
+def said(page: Path, beginning: str) -> str:
+    """A line of the page."""
+    lines = re.sub("<[^>]*>", "\n", page.read_text()).splitlines()
+    return next(line for line in lines if line.startswith(beginning))
+
+
 def test_a_matrix(
     words: list[str], cuda: Cuda, gpu: Device, call: Call, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -55,13 +65,24 @@ def test_a_matrix(
     mine = tmp_path / "w4.yaml"
     mine.write_text(MINE)
     passes: list[Device | None] = []
-    measure = shared.measure
+    staged: list[bool] = []
+    measure, evaluate, run_gguf = shared.measure, evaluating.evaluate, gguf_quantize.run_gguf
 
-    def noted(*given: object) -> object:
-        passes.append(given[-1])  # type: ignore[arg-type]
-        return measure(*given)  # type: ignore[arg-type]
+    def measured(*given: Any) -> Any:
+        passes.append(given[-1])
+        return measure(*given)
 
-    monkeypatch.setattr(shared, "measure", noted)
+    def evaluated(*given: Any, device: Device | None = None) -> Any:
+        passes.append(device)
+        return evaluate(*given, device=device)
+
+    def encoded(request: Any, progress: Any) -> Any:
+        staged.append(request.places is not None)
+        return run_gguf(request, progress)
+
+    monkeypatch.setattr(shared, "measure", measured)
+    monkeypatch.setattr(evaluating, "evaluate", evaluated)
+    monkeypatch.setattr(gguf_quantize, "run_gguf", encoded)
     asked = ["matrix", *words, "--recipes", f"{mine},w8-rtn,q4_0"]
     asked += ["--eval", words[2], "--windows", "1"]
     there, here = [*asked, "--device", "cuda", "-o", str(tmp_path / "there")], tmp_path / "here"
@@ -70,14 +91,17 @@ def test_a_matrix(
     made = json.loads(found.out)
     assert [one["status"] for one in made["artifacts"]] == ["made"] * 3
     assert sum(one["kld"] is not None for one in made["artifacts"]) == 2  # the file has no words
-    assert [one and one.name for one in passes] == [GPU] and cuda.devices == {1}
+    assert {one and one.name for one in passes} == {GPU} and len(passes) == 4 and staged == [True]
+    assert made["gpu"] == GPU and cuda.devices == {1}
+    assert "--device cuda" in said(tmp_path / "there" / "report.html", "qtool calibrate")
     assert "quantize_sweep" in " ".join(cuda.launched)
     assert GPU in (tmp_path / "there" / "w4" / "qtool.json").read_text()
     again = json.loads(call(*there, "--json").out)
     assert [one["status"] for one in again["artifacts"]] == ["kept"] * 3
     launched = len(cuda.launched)
+    passes.clear()
     assert call(*asked, "-o", str(here)).status == 0
-    assert len(cuda.launched) == launched and passes[1:] == [None]
+    assert len(cuda.launched) == launched and set(passes) == {None} and staged == [True, False]
     for name in ("w8-rtn/model.safetensors", "q4_0.gguf"):
         assert (here / name).read_bytes() == (tmp_path / "there" / name).read_bytes()
     artifacts = [Artifact.open(folder / "w4") for folder in (here, tmp_path / "there")]
@@ -86,7 +110,10 @@ def test_a_matrix(
         assert np.mean(one.codes != other.codes) < 0.02, name  # type: ignore[union-attr]
     made = json.loads(call(*asked, "-o", str(tmp_path / "there"), "--json").out)
     (failed,) = (one for one in made["artifacts"] if one["status"] == "failed")
-    assert failed["recipe"] == "w4" and "another GPU" in failed["error"]
+    assert failed["recipe"] == "w4" and failed["error"].endswith(
+        f"was calibrated on {GPU}, and this run is on the CPU; give --device cuda, or choose "
+        "another -o"
+    )
 
 
 def test_statistics(
@@ -95,7 +122,7 @@ def test_statistics(
 ) -> None:  # fmt: skip
     """Those of the CPU, to last digits of sums, also where inputs are measured one at a time; the
     files name the GPU."""
-    asked = ["calibrate", *words, "--recipe", "w4g64-gptq"]
+    asked = ["calibrate", *words, "--recipe", "w8-gptq"]
     call(*asked, "-o", str(tmp_path / "here"))
     assert not cuda.launched
     paths = tmp_path / "there", tmp_path / "apart"

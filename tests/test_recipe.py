@@ -66,8 +66,13 @@ def test_recipes_of_other_numbers(name: str) -> None:
     ("name", "item", "sentence"),
     [
         ("nvfp4", "method=[rtn, tune]", "tune moves the scales of whole numbers in groups"),
-        ("fp8-dynamic", "rtn.clip=true", "rtn.clip: scales of fp8 come from the largest weight"),
-        ("nvfp4-awq-gptq", "gptq.static_groups=false", "groups of type nvfp4 are neighbours"),
+        ("fp8-dynamic", "rtn.clip=true", "rtn.clip: scales of fp8 are those of the largest weight"),
+        (
+            "nvfp4-awq-gptq",
+            "gptq.static_groups=false",
+            "scales of nvfp4 are found before",
+        ),
+        ("mxfp4", "rtn.clip=true", "of mxfp4 the better of two scales is always taken"),
         ("nvfp4", "format=awq", "format: awq stores whole numbers; weights of type nvfp4 go with"),
         ("fp8-block-hf", "activations={bits: 8, type: float}", "format fp8 does not say how"),
         ("fp8-dynamic", "activations.type=int", "int ones go with weights of type int"),

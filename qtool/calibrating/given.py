@@ -75,4 +75,7 @@ def given_to(recipe: Recipe, checkpoint: Checkpoint, stats: Path | None) -> Give
         return Given(calibration.tokens, None, {**calibration.record(), "error_aware": True})
     saved = StatsFile.open(stats)
     record = measure.check_same_model(saved, checkpoint)
-    return Given(measure.probe(checkpoint).tokens, saved, {**record, "error_aware": False})
+    record = {**record, "error_aware": False}
+    if (gpu := saved.metadata.get("gpu")) is not None:
+        record["gpu"] = gpu
+    return Given(measure.probe(checkpoint).tokens, saved, record)

@@ -35,7 +35,7 @@ from qtool.calibrating.sites import BlockSites
 from qtool.calibrating.stats import Weights
 from qtool.calibrating.stream import Call, LoadedBlock, Stream, raise_if_of_memory
 from qtool.calibrating.torch_calls import TorchCalls
-from qtool.errors import NoGradientError
+from qtool.errors import NoGradientError, UnsupportedError
 
 
 @dataclass(frozen=True)
@@ -90,10 +90,10 @@ class Guidance:
             try:
                 batches = workers.map(one, range(len(stream.hidden)))
             except RuntimeError as error:
-                so = "what is read of its tokens cannot be told; --set gptq.guided=0 does without"
-                why = block.no_gradient(error, so)
+                why = block.no_gradient(error, "what is read of its tokens cannot be told")
                 if not isinstance(why, NoGradientError):
-                    raise why from error
+                    without = "--set gptq.guided=0 does without"
+                    raise UnsupportedError(f"{why}; {without}") from error
                 self.alike[block.index] = str(why)
                 return {}
         give_back()  # what the way back took
@@ -136,7 +136,8 @@ def told(notes: Sequence[str], blocks: int) -> list[str]:
             "do in the relative errors of these"
         )
     if alike:
-        rest.append(f"all tokens count alike in {len(alike)} of {blocks} blocks: {alike[0]}")
+        first = "the first, " if len(alike) > 1 else ""
+        rest.append(f"all tokens count alike in {len(alike)} of {blocks} blocks: {first}{alike[0]}")
     return rest
 
 

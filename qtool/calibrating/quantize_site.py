@@ -121,8 +121,9 @@ def quantize_site(
                 more = given.notes
             else:
                 there, more = _swept(
-                    device, job.readers, seen, weight_of, options, rows or {}, largest
-                )
+                    device, job.readers, seen, weight_of, options, rows or {}, largest,
+                    workers.threads,
+                )  # fmt: skip
         notes += [f"{where}: {note}" for note in more]
     coarse: list[float | None] = []
     parts: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -139,7 +140,11 @@ def quantize_site(
             elif planned.name in there:
                 quant = there.pop(planned.name)
             else:
-                plain = rtn.Options(recipe.clips, shared.largest(planned, block.weights))
+                # What GPTQ leaves out is rounded as its own grids are found.
+                searched = recipe.rounding == "gptq" and recipe.gptq.mse and scheme.is_float
+                plain = rtn.Options(
+                    recipe.clips or searched, shared.largest(planned, block.weights)
+                )
                 quant = rtn.quantize(weight, seen, scheme, plain, 1, rounding).quant
         write(planned, quant, scale)
         dequantized = dequantize(quant)
@@ -225,8 +230,10 @@ def _swept(
     options: gptq.Options,
     rows: Rows,
     largest: Callable[[Planned, Floats], float | None],
+    threads: int,
 ) -> tuple[dict[str, GroupQuant], tuple[str, ...]]:
-    """All readers by name, which share a factor that leaves the device with the last of them."""
+    """All readers by name, which share a factor that leaves the device with the last of them.
+    threads: of the CPU, which wait for the device anyway."""
     from qtool.methods import gptq_device
 
     with device.alone, device.explained():
@@ -240,6 +247,7 @@ def _swept(
                 given=given,
                 scheme=_scheme(planned),
                 options=options,
+                threads=threads,
                 largest=largest(planned, weight),
             )
             own = rows.pop(planned.name, None)

@@ -28,7 +28,7 @@ from qtool.gguf.recipe import GgufRecipe
 from qtool.hub import resolve
 from qtool.matrix import locked, page, shared
 from qtool.matrix.cells import Cell, cells, passes
-from qtool.matrix.state import Entry, State, row
+from qtool.matrix.state import GPU, Entry, State, row
 from qtool.recipe.recipe import Recipe
 from qtool.runs import statement
 from qtool.runs.progress import Progress
@@ -78,6 +78,7 @@ class Matrix:
     report: str | None = None
     seconds: float = 0.0
     peak_rss_bytes: int = 0
+    gpu: str | None = None  # that did the work, if not the CPU
 
     @property
     def failed(self) -> list[Entry]:
@@ -91,6 +92,7 @@ class Matrix:
             "model": self.model,
             "out": self.out,
             "changes": list(self.changes),
+            "gpu": self.gpu,
             "artifacts": [row(one) for one in self.artifacts],
             "passes": self.passes,
             "failed": [one.recipe for one in self.failed],
@@ -133,7 +135,9 @@ def matrix(asked: Asked, progress: Progress) -> Matrix:
     files = _digests(source)  # of what is no model before there is a folder
     with locked.locked(asked.out) as work:
         entries = {one.name: Entry(one.name, one.out.name, one.calibrated) for one in found}
-        made = Matrix(asked.model, str(asked.out), list(entries.values()), asked.changes)
+        made = Matrix(
+            asked.model, str(asked.out), list(entries.values()), asked.changes, gpu=asked.gpu
+        )
         state = State(asked.out)
         _fill(_Run(asked, source, files, state, made, entries, progress), found, work)
     return made
@@ -209,7 +213,7 @@ def _wanted(run: _Run, cell: Cell) -> dict[str, Any]:
     if cell.is_folder:
         own["size of a shard"] = run.asked.max_shard_bytes
     if run.asked.gpu is not None and text is not None:
-        own["GPU"] = run.asked.gpu
+        own[GPU] = run.asked.gpu
     return cell.wanted() | own
 
 
@@ -245,7 +249,8 @@ def _verified(run: _Run, cell: Cell) -> None:
     if not verdict.ok:
         said = next(one.message for one in verdict.findings if one.severity == "error")
         raise FormatError(f"{cell.out}: {said}; remove it, and the same command makes it again")
-    ran = statement.Ran(run.asked.model, run.source, run.asked.threads, gpu=run.asked.gpu)
+    gpu = None if cell.calibrated == "no data" else run.asked.gpu
+    ran = statement.Ran(run.asked.model, run.source, run.asked.threads, gpu=gpu)
     statement.write(cell.out, ran)
 
 

@@ -17,6 +17,7 @@ from qtool.formats.safetensors_header import read_json
 from qtool.runs import statement
 
 FILE_NAME = "matrix.json"
+GPU = "GPU"  # by which what was calibrated on one is known
 REPORT = "report.html"
 
 
@@ -94,6 +95,15 @@ class State:
             )
         if known != dict(wanted):
             keys = [key for key in {**wanted, **known} if known.get(key) != wanted.get(key)]
+            if GPU in keys:
+                there, now = (found.get(GPU, "the CPU") for found in (known, wanted))
+                way = f"give --device {'cuda' if GPU in known else 'cpu'}"
+                if GPU in known and GPU in wanted:
+                    way = "remove it"
+                raise ResumeError(
+                    f"{artifact}: was calibrated on {there}, and this run is on {now}; {way}, or "
+                    "choose another -o"
+                )
             raise ResumeError(
                 f"{artifact}: was made of another {', '.join(keys) or 'source'}; remove it, or "
                 "choose another -o"

@@ -21,7 +21,8 @@ that are rounded together stay neighbours: units are put in order by the sums of
 by 1 / U_jj^2: what it costs once the columns after it have made up for it. (On SmolLM2 at 4 bits
 this lowers the output error by 7 % against the full range; weighing by the diagonal of H gains
 nothing, since errors that others make up for count too much.) Small floats have grids of their own
-(qtool.small_floats), weighed likewise, and codes that are swept onto what these stand for.
+(qtool.small_floats), weighed likewise, and codes that are swept onto what these stand for; halfway
+between two, the lower one is taken.
 
 A column whose input is always zero takes no part and is rounded to nearest; among columns that are
 rounded together it counts as the faintest, lest those that matter give way to it. The mean diagonal
@@ -291,7 +292,7 @@ def quantize_with(
     left = np.ascontiguousarray(weight, dtype=given.upper.dtype)
     sweep = partial(native.gptq_sweep_levels, left, given.upper, order=given.order)
     if scheme.is_float:
-        quant = float_grids(weight, given.importance, scheme, options, largest)
+        quant = float_grids(weight, given.importance, scheme, options, largest, threads)
         return onto_levels(quant, partial(sweep, threads=threads))
     if rounds_offsets(scheme, options):
         grids = native.quantize_groups(
@@ -341,10 +342,11 @@ def float_grids(
     scheme: Scheme,
     options: Options,
     largest: float | None,
+    threads: int,
 ) -> GroupQuant:
     """Grids of small floats before the sweep, without codes."""
     search = small_floats.Search(importance) if options.mse else None
-    return small_floats.grids(np.asarray(weight, np.float32), scheme, largest, search)
+    return small_floats.grids(np.asarray(weight, np.float32), scheme, largest, search, threads)
 
 
 def onto_levels(quant: GroupQuant, sweep: Callable[..., NDArray[np.uint8]]) -> GroupQuant:

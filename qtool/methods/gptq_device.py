@@ -82,17 +82,19 @@ def quantize_with(
     given: Factor,
     scheme: Scheme,
     options: gptq.Options,
+    threads: int = 1,
     largest: float | None = None,
 ) -> GroupQuant:
     """gptq.quantize_with on the device; the caller has it alone.
 
-    Grids of small floats are found on the CPU, QoQ's of two levels swept there, too.
+    Grids of small floats are found on the CPU, by all of the threads, QoQ's of two levels swept
+    there, too.
     """
     codes_of = partial(codes_on_levels, device, weight, given)
     if scheme.outer == "rows":
         return gptq.quantize_with(weight, given.on_host, scheme, options)
     if scheme.is_float:
-        quant = gptq.float_grids(weight, given.importance, scheme, options, largest)
+        quant = gptq.float_grids(weight, given.importance, scheme, options, largest, threads)
         return gptq.onto_levels(quant, codes_of)
     columns = weight.shape[1]
     size = min(grid.group_width(scheme, columns), columns)

@@ -65,7 +65,7 @@ def quantize(
         return Result(by_rows(weight, scheme))
     if scheme.is_float:
         scales = small_floats.Search(_cost(stats)) if options.clip else None
-        return Result(small_floats.quantize(weight, scheme, options.largest, scales))
+        return Result(small_floats.quantize(weight, scheme, options.largest, scales, threads))
     if scheme.rows < 0:
         return _one_scale(weight, scheme, options, threads)  # one row is one thread of a GPU
     search = native.RangeSearch(grid.CLIP_RATIOS) if options.clip else None

@@ -178,11 +178,17 @@ def _check_numbers(recipe: "Recipe", weights: Weights) -> None:
 def _check_floats(recipe: "Recipe", weights: Weights) -> None:
     """What small floats lack."""
     if recipe.rtn.clip and weights.type == "fp8":
-        raise conflict("rtn.clip", "scales of fp8 come from the largest weight: no clip")
+        raise conflict("rtn.clip", "scales of fp8 are those of the largest weight: false")
+    if recipe.rtn.clip and weights.type != "nvfp4" and "awq" not in recipe.transform_chain:
+        raise conflict(
+            "rtn.clip",
+            f"of {weights.type} the better of two scales is always taken, and to look further "
+            "gains only where inputs are measured: false, or `transforms: [awq]`",
+        )
     if not recipe.gptq.static_groups and recipe.rounding == "gptq":
         raise conflict(
             "gptq.static_groups",
-            f"groups of type {weights.type} are neighbours, and their scales found at first: true",
+            f"scales of {weights.type} are found before the sweep, for groups of neighbours: true",
         )
     if recipe.feeds_back and weights.rows != 1:
         raise conflict(

@@ -104,7 +104,10 @@ class Recipe(NamedTable):
 
     @property
     def clips(self) -> bool:
-        """Whether rounding to nearest searches a smaller range."""
+        """Whether rounding to nearest searches a range, or of small floats a scale, for each
+        group."""
+        if self.weights is not None and self.weights.type == "fp8":
+            return False
         return self.rtn.clip or (self._rounds_as_awq and self.awq.clip)
 
     @property

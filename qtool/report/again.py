@@ -148,4 +148,5 @@ def _calibrate(way: _Way, record: Embedded, source: str) -> list[str]:
         words += ["--calibration", str(text)]
     for key in ("samples", "length", "seed"):
         words += [f"--{key}", str(known[key])]
+    words += ["--device", "cuda"] if "gpu" in known else []
     return words

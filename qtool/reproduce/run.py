@@ -210,7 +210,7 @@ def _compared(
         str(asked.artifact),
         str(record.recipe["name"]),
         model,
-        recorded is None or recorded == here,
+        (recorded is None or recorded == here) and "gpu" not in (record.calibration or {}),
         recorded,
         here,
         tuple(sorted(first)),

@@ -91,7 +91,9 @@ def _title(plan: Plan, record: dict[str, Any]) -> str:
 def _what(plan: Plan, checkpoint: Checkpoint, record: dict[str, Any]) -> str:
     recipe = plan.recipe
     steps = [_METHODS[name] for name in recipe.transform_chain]
-    steps.append(_METHODS[recipe.rounding] + (" with clipped ranges" if recipe.clips else ""))
+    floats = recipe.weights is not None and recipe.weights.type != "int"
+    searched = " with searched scales" if floats else " with clipped ranges"
+    steps.append(_METHODS[recipe.rounding] + (searched if recipe.clips else ""))
     counts = plan.counts
     schemes: dict[str, int] = defaultdict(int)
     for tensor in plan.quantized:

@@ -120,7 +120,8 @@ def output_error(measured: Measured, scale: Floats) -> float:
 
 
 def _error(measured: Measured, scale: Floats) -> Floats:
-    """Q(W s) - W s, [rows, in]"""
+    """Q(W s) - W s, [rows, in]; of small floats as if these rows were all, where others share their
+    scale."""
     scaled = measured.weight * scale
     if measured.scheme.is_float:
         return small_floats.rounded(scaled, measured.scheme) - scaled
