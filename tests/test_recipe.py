@@ -38,6 +38,7 @@ NAMED: dict[str, tuple[str, str | None, str]] = {
     "fp8-block-hf": ("fp8 e4m3 128x128", None, "rtn"),
     "nvfp4-w4a4": ("nvfp4 g16", "nvfp4", "rtn"),
     "mxfp4-w4a4": ("mxfp4 g32", "mxfp4", "rtn"),
+    "nvfp4-w4a4-awq-gptq": ("nvfp4 g16", "nvfp4", "awq-gptq"),
     "nvfp4-awq-gptq": ("nvfp4 g16", None, "awq-gptq"),
     "mxfp4-awq-gptq": ("mxfp4 g32", None, "awq-gptq"),
 }
