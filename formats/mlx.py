@@ -100,9 +100,8 @@ def supports(scheme: Scheme, shape: tuple[int, ...], options: Options) -> str | 
     columns = shape[1]
     if scheme.is_float:
         if scheme not in MODES.values():
-            return (
-                f"mlx has mxfp4, nvfp4 without a scale of the whole matrix, and mxfp8: no {scheme}"
-            )
+            which = f"{scheme} with one" if scheme.outer else scheme
+            return f"mlx has mxfp4, mxfp8 and nvfp4 without a scale of the whole matrix: no {which}"
         size = scheme.group_size
         return f"in_features {columns} is not divisible by {size}" if columns % size else None
     if scheme.rows != 1 or scheme.outer != "offset":

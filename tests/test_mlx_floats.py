@@ -171,7 +171,8 @@ def test_a_recipe(tmp_path: Path) -> None:
 
 
 def test_there_and_back(tmp_path: Path) -> None:
-    """MXFP4 and MXFP8 of compressed-tensors to the byte; NVFP4 there has a scale more."""
+    """MXFP4 and MXFP8 of compressed-tensors to the byte; NVFP4 there has a scale more, which MLX's
+    gets: of 1."""
     model = quantizing.build("llama", tmp_path / "model")
     for kind in ("mxfp4", "mxfp8"):
         sets = (f"weights.type={kind}", f"weights.bits={kind[-1]}")
@@ -182,6 +183,14 @@ def test_there_and_back(tmp_path: Path) -> None:
         before, after = Checkpoint.open(ours), Checkpoint.open(back)
         assert before.tensors.keys() == after.tensors.keys()
         assert all(np.array_equal(before.raw(n), after.raw(n)) for n in before.tensors)
+    mine = quantizing.quantize(model, "nvfp4", tmp_path / "mine", "format=mlx").out
+    made = converting.run(mine, "compressed-tensors", tmp_path / "made")
+    assert verify_artifact(made, engine="vllm").ok
+    one, other = Artifact.open(mine), Artifact.open(made)
+    for name in (name for name in Checkpoint.open(model).tensors if name.endswith("_proj.weight")):
+        left, right = one.read(name), other.read(name)
+        assert right.outer == 1 and right.scheme.outer == "divides"  # type: ignore[union-attr]
+        assert np.array_equal(left.dequantize(), right.dequantize())  # type: ignore[union-attr]
     ours = quantizing.quantize(model, "nvfp4", tmp_path / "nvfp4").out
     for target in ("mlx", "gptq"):
         with pytest.raises(UnsupportedError, match="stored as nvfp4 g16"):

@@ -12,7 +12,7 @@ from qtool.convert.model import Quantized
 from qtool.convert.obstacles import ANEW, ZEROS
 from qtool.convert.pieces import dequantize, spans
 from qtool.convert.plan import Step
-from qtool.convert.survey import grouped, has_offsets, in_dtype, merged
+from qtool.convert.survey import grouped, has_offsets, in_dtype, merged, with_whole_scale
 from qtool.errors import FormatError, UnsupportedError
 from qtool.methods import rtn
 from qtool.scheme import GroupQuant
@@ -28,8 +28,11 @@ def fitted(step: Step, value: Quantized) -> GroupQuant:
         return replace(
             made, scheme=step.scheme, scale=in_dtype(made.scale, step.scheme.scale_dtype)
         )
-    if isinstance(value, GroupQuant) and value.scheme == step.scheme and value.scheme.is_float:
-        return value
+    if isinstance(value, GroupQuant) and value.scheme.is_float:
+        if value.scheme == step.scheme:
+            return value
+        if with_whole_scale(value.scheme) == step.scheme:
+            return replace(value, scheme=step.scheme, outer=1.0)
     quant = grouped(value)
     if quant is None and step.lossy == ZEROS:
         quant = value.nearest if isinstance(value, BlockMatrix) else nearest(value)

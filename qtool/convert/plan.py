@@ -10,7 +10,7 @@ from qtool.convert.certificate import Squares
 from qtool.convert.model import DTYPE_NAMES, Model, Tensor
 from qtool.convert.obstacles import ANEW, OFFSETS, ROUNDED, SCALES, Obstacle, refuse
 from qtool.convert.plain import plain
-from qtool.convert.survey import Survey, survey
+from qtool.convert.survey import Survey, survey, with_whole_scale
 from qtool.convert.targets import Target
 from qtool.errors import UnsupportedError
 from qtool.formats import FORMATS, Options
@@ -157,7 +157,7 @@ def _schemes(
     dtype = _scale_dtype(target, found, model)
     wanted = {}
     for one in found:
-        small = one.floats if target.format in _SMALL_FLOATS else None
+        small = _floats(target, one)
         if small is not None and _unheld(target, small, one.tensor.shape) is None:
             wanted[one.tensor.name] = small
         if one.scheme is not None:
@@ -166,6 +166,14 @@ def _schemes(
             wanted[one.tensor.name] = Scheme(one.scheme.bits, group, symmetric, dtype, outer=outer)
     options: Options = FORMATS[target.format].choose(list(wanted.values()), target.layout)
     return wanted, options
+
+
+def _floats(target: Target, one: Survey) -> Scheme | None:
+    """What a matrix of small floats becomes, to the number, in formats that have some: NVFP4 of
+    MLX's gets a scale of the whole matrix, of 1, where all have one."""
+    if one.floats is None or target.format not in _SMALL_FLOATS:
+        return None
+    return with_whole_scale(one.floats) if target.format == "compressed-tensors" else one.floats
 
 
 def _unheld(target: Target, floats: Scheme, shape: tuple[int, ...]) -> str | None:
@@ -197,15 +205,14 @@ def _obstacles(
 ) -> list[Obstacle]:
     """Why one matrix cannot be stored exactly, what is worst first."""
     name: str = one.tensor.name
-    if one.floats is not None and one.floats == scheme:
+    floats = _floats(target, one)
+    if floats is not None and floats == scheme:
         return []
     if one.scheme is None or scheme is None:
         hint = "dequantize it with --to hf, and quantize that"
         why = str(one.obstacle)
-        if one.floats is not None and target.format in _SMALL_FLOATS:
-            why = (
-                f"is stored as {one.tensor.stored}: {_unheld(target, one.floats, one.tensor.shape)}"
-            )
+        if floats is not None:
+            why = f"is stored as {one.tensor.stored}: {_unheld(target, floats, one.tensor.shape)}"
         return [Obstacle(name, why, hint=hint)]
     module: Any = FORMATS[target.format]
     found = [] if one.obstacle is None else [Obstacle(name, one.obstacle, one.lossy)]

@@ -88,6 +88,12 @@ def has_offsets(value: Quantized) -> TypeGuard[GroupQuant]:
     return isinstance(value, GroupQuant) and value.scheme.outer == "offset"
 
 
+def with_whole_scale(scheme: Scheme) -> Scheme:
+    """NVFP4 as compressed-tensors has it; others as they are."""
+    plain = scheme.book == "e2m1" and scheme.scale_dtype == "float8_e4m3" and not scheme.outer
+    return replace(scheme, outer="divides") if plain else scheme
+
+
 def far_from_zeros(quant: GroupQuant) -> bool:
     """Whether an offset is more than a step away from any zero that its bits hold."""
     off = quant.row_offset() + quant.scaled_zeros()

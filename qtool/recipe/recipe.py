@@ -111,6 +111,10 @@ class Recipe(NamedTable):
         return self.rtn.clip or (self._rounds_as_awq and self.awq.clip)
 
     @property
+    def _is_float(self) -> bool:
+        return self.weights is not None and self.weights.type != "int"
+
+    @property
     def _rounds_as_awq(self) -> bool:
         return tuple(name for name in self.method if name != "tune") == ("awq",)
 
@@ -149,7 +153,8 @@ class Recipe(NamedTable):
     def idle_options(self) -> list[str]:
         """Keys that were given a value and change nothing with this method and format."""
         acting = {
-            "rtn": {"*": self.rounding == "rtn"},
+            # GPTQ searches scales of small floats anyway.
+            "rtn": {"*": self.rounding == "rtn", "clip": self.rounding == "rtn" or self._is_float},
             "gptq": {"*": self.rounding == "gptq", "layout": self.format == "gptq"},
             "awq": {
                 "*": "awq" in self.transform_chain,

@@ -70,9 +70,15 @@ def checked(layers: Sequence[LayerReport]) -> str | None:
     return (
         f"{what} rounded more coarsely than the bit width explains: {', '.join(named)}{more}; "
         "outliers among the weights do so, such as smoothing moves there, or a damaged source: "
-        "compare with `qtool eval`, and give such layers more bits or smaller groups, or leave "
-        "them dense, with an override"
+        f"compare with `qtool eval`, and {_advice(layers)}"
     )
+
+
+def _advice(layers: Sequence[LayerReport]) -> str:
+    """What an override can do: of small floats there is one kind in a recipe."""
+    if any(layer.scheme.startswith(("nvfp4", "mxfp", "fp8")) for layer in layers):
+        return "leave such layers dense with an override (`dense: true`)"
+    return "give such layers more bits or smaller groups, or leave them dense, with an override"
 
 
 def coarseness(
