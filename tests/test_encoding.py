@@ -122,8 +122,9 @@ def _some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encoding, "_AROUND", 128)
 
 
-@pytest.mark.parametrize("special", [False, True])
-@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize(
+    ("name", "special"), [*((name, False) for name in TEXTS), ("lines", True), ("specials", True)]
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_ids_are_those_of_the_text_as_one(kind: str, name: str, special: bool) -> None:
     text, watched = TEXTS[name], Watched(kind)

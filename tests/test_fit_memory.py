@@ -50,9 +50,8 @@ def test_what_memory_grows_with() -> None:
     assert slope_bytes([(10,), (20, 30), (4, 20, 30)]) == 8 * (50 + 4 * 50)
 
 
-@pytest.mark.parametrize(
-    ("recipe", "bits"), [("q4_k_m", 4.5), pytest.param("w4a16-ct", 7.5, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("recipe", "bits"), [("q4_k_m", 4.5), ("w4a16-ct", 7.5)])
+@pytest.mark.slow
 def test_a_budget_is_kept_by_fewer_threads(
     recipe: str, bits: float, tiny: Path, tmp_path: Path, call: Call
 ) -> None:

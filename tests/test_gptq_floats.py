@@ -249,11 +249,13 @@ def test_recipes_end_to_end(recipe: str, tmp_path: Path, models: Path) -> None:
 @pytest.mark.parametrize(
     ("recipe", "more"),
     [
-        ("fp8-dynamic", ()),
+        pytest.param("fp8-dynamic", (), marks=pytest.mark.slow),
         ("fp8-block", ("weights.rows=32", "weights.group_size=32")),
         ("fp8-static", ()),
         ("nvfp4-w4a4", ()),
-        ("fp8-block-hf", ("weights.rows=32", "weights.group_size=32")),
+        pytest.param(
+            "fp8-block-hf", ("weights.rows=32", "weights.group_size=32"), marks=pytest.mark.slow
+        ),
         ("nvfp4", ("format=mlx", "mlx.head=8", "gptq.yaqa=4")),
         ("mxfp4", ("format=mlx", "weights.type=mxfp8", "weights.bits=8")),
     ],

@@ -151,7 +151,8 @@ def test_a_run_goes_on_and_keeps_states_on_the_disk(
     assert torch.equal(kept.hidden[0], plain.hidden[0])
 
 
-@pytest.mark.parametrize("name", ["gemma4", pytest.param("gemma3n", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gemma4", "gemma3n"])
 def test_scales_are_tuned(name: str, folders: dict[str, Path], tmp_path: Path) -> None:
     run = quantize(folders[name], "w4g128-awq-gptq-tune", tmp_path / "out",
                    "weights.group_size=16", "tune.steps=8")  # fmt: skip
