@@ -57,9 +57,9 @@ def assert_goes_on(
     assert not any(path.startswith(".") for path in snapshot(tmp_path))
 
 
-def assert_one_sentence(said: Called, *parts: str) -> None:
-    """Exit status 1, nothing on stdout, and one `error: ` line that holds `parts`."""
-    assert said.status == 1 and said.out == ""
+def assert_one_sentence(said: Called, *parts: str, status: int = 1) -> None:
+    """The exit status, nothing on stdout, and one `error: ` line that holds `parts`."""
+    assert said.status == status and said.out == ""
     lines = said.err.splitlines()
     if lines and lines[-1].startswith(KEPT):
         lines.pop()

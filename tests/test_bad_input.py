@@ -222,7 +222,6 @@ def test_no_forward_pass(
         (["--stats", "/nonexistent/s"], ["/nonexistent/s"]),
         (["--max-shard-size", "many"], ["'many' is no size"]),
         (["--device", "cuda"], ["no NVIDIA GPU is here", "leave --device out"]),
-        (["--device", "tpu"], ["--device tpu", "auto, cpu or cuda"]),
     ],
 )
 def test_what_cannot_be_asked_for(
@@ -232,6 +231,11 @@ def test_what_cannot_be_asked_for(
     given = arguments(model, "w4g128-gptq", tmp_path / "out", *more)
     assert_one_sentence(call(*given), *parts)
     assert snapshot(tmp_path) == before
+
+
+def test_no_such_device(model: Path, tmp_path: Path, call: Call) -> None:
+    given = arguments(model, "w4g128-gptq", tmp_path / "out", "--device", "tpu")
+    assert_one_sentence(call(*given), "--device tpu: expected auto, cpu or cuda", status=2)
 
 
 @pytest.mark.parametrize("recipe", ["w4g128-rtn", "w4g128-gptq"])

@@ -242,7 +242,7 @@ def test_as_good_as_the_cpu(
     assert found[False] == pytest.approx(found[True], rel=0.02)
 
 
-@pytest.mark.parametrize("samples", [0, 4])
+@pytest.mark.parametrize("samples", [pytest.param(0, marks=pytest.mark.slow), 4])
 def test_fused_matrices_share_a_scale_there(
     samples: int, models: Path, tmp_path: Path, device: Device
 ) -> None:

@@ -32,6 +32,7 @@ def made(
         "calibration.length=500",
         "awq.grid=6",
         *(["tune.steps=3"] if recipe == TUNED else []),
+        *(["gptq.yaqa=4"] if "awq-gptq" in recipe else []),
     ]
     run = quantizing.quantize(model, recipe, out, *sets, threads=threads, max_shard_bytes=shard)
     assert out.is_dir() and run.summary.tensors["quantized"]

@@ -285,13 +285,15 @@ def quantized(recipe: str, out: Path, gpu: Device | None, source: Path, *sets: s
     pipeline.run(asked, Progress(quiet=True))
 
 
-@pytest.mark.parametrize("recipe", ["w4g128-awq-gptq", "w4g128-rtn"])
+@pytest.mark.parametrize(
+    "recipe", [pytest.param("w4g128-awq-gptq", marks=pytest.mark.slow), "w4g128-rtn"]
+)
 def test_recipes_of_a_small_model(recipe: str, cuda: Cuda, gpu: Device, tmp_path: Path) -> None:
     """The search of few scales: a thread of the emulated grid is a loop."""
     text = quantizing.text_file(tmp_path / "text.txt")
     sets = ["rtn.clip=true"]
     if "awq" in recipe:
-        sets = [f"calibration.source={text}", "awq.grid=1"]
+        sets = [f"calibration.source={text}", "awq.grid=1", "gptq.yaqa=2"]
     source = checkpoint(tmp_path, "llama").path
     quantized(recipe, tmp_path / "out", gpu, source, "weights.group_size=32", *sets)
     assert cuda.devices == {1}
