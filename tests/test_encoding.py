@@ -125,7 +125,15 @@ def _some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("name", "special"), [*((name, False) for name in TEXTS), ("lines", True), ("specials", True)]
 )
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(
+            kind, marks=[] if kind in ("byte level", "unigram", "llama") else pytest.mark.slow
+        )
+        for kind in KINDS
+    ],
+)
 def test_ids_are_those_of_the_text_as_one(kind: str, name: str, special: bool) -> None:
     text, watched = TEXTS[name], Watched(kind)
     found = encoding.encoded(watched, text, special)

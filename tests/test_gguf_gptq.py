@@ -67,7 +67,7 @@ def sets(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         ("mixtral", "q3_k_m", []),  # experts of their own tensors
         ("phi3", "q5_k_m", []),  # q, k and v in one matrix, gate and up in another
         ("gpt_neox", "q8_0", []),  # rows of q, k and v by heads
-        ("gemma3", "iq4_nl", []),
+        pytest.param("gemma3", "iq4_nl", [], marks=pytest.mark.slow),
         ("tiny", "iq3_xxs", ["transforms=[awq]"]),  # sites read by matrices of several types
         ("tiny", "iq2_s", []),
         ("tiny", "iq1_s", ["transforms=[awq]"]),

@@ -217,7 +217,9 @@ def typical(run: quantizing.Run) -> float:
     return float(np.median([layer.relative_error for layer in run.summary.layers]))
 
 
-@pytest.mark.parametrize("recipe", ["nvfp4-awq-gptq", "mxfp4-awq-gptq"])
+@pytest.mark.parametrize(
+    "recipe", ["nvfp4-awq-gptq", pytest.param("mxfp4-awq-gptq", marks=pytest.mark.slow)]
+)
 def test_recipes_end_to_end(recipe: str, tmp_path: Path, models: Path) -> None:
     """Read back; nearer in what layers give than rounded; one outer scale of what is fused."""
     model = checkpoint(models, "llama", "bfloat16").path

@@ -56,6 +56,7 @@ def said(page: Path, beginning: str) -> str:
     return next(line for line in lines if line.startswith(beginning))
 
 
+@pytest.mark.slow
 def test_a_matrix(
     words: list[str], cuda: Cuda, gpu: Device, call: Call, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

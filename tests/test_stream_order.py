@@ -313,6 +313,7 @@ def test_gguf(cuda: Cuda, gpu: Device, tmp_path: Path, monkeypatch: pytest.Monke
     assert made[0] == made[1] and "measure_squares" in cuda.launched and cuda.devices == {1}
 
 
+@pytest.mark.slow
 def test_gguf_that_is_swept(
     cuda: Cuda, gpu: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
