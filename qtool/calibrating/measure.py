@@ -142,6 +142,7 @@ def calibrate(
             f"{model.path}: -o measures for recipes that quantize a Hugging Face checkpoint, and "
             f"{what}; --imatrix OUT.gguf alone measures what GGUF recipes need{way}"
         )
+    gpu = None if device is None else device.name
     with progress.stage("calibrate"), ExitStack() as stack:
         calibration = calibration_tokens(settings, model.folder)
         if imatrix is not None and out is None:
@@ -153,8 +154,8 @@ def calibrate(
                 "model_digest": model.digest(),
                 "calibration": json.dumps(calibration.record()),
             }
-            if device is not None:
-                metadata["gpu"] = device.name
+            if gpu is not None:
+                metadata["gpu"] = gpu
             tensors = sum(len(skeleton.block_tensors(i)) for i in range(skeleton.count))
             writer = stack.enter_context(StatsWriter(out, metadata, tensors))
         gathered = Gathered()
@@ -177,7 +178,6 @@ def calibrate(
         importance = None
         notes: list[str] = []
         if imatrix is not None:
-            gpu = None if device is None else device.name
             importance = gathered.importance(imatrix.source, calibration, gpu)
             write_importance(imatrix.path, importance)
             notes = importance.notes()

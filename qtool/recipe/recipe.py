@@ -111,7 +111,8 @@ class Recipe(NamedTable):
         return self.rtn.clip or (self._rounds_as_awq and self.awq.clip)
 
     @property
-    def _is_float(self) -> bool:
+    def has_small_floats(self) -> bool:
+        """Whether weights become FP8 or FP4."""
         return self.weights is not None and self.weights.type != "int"
 
     @property
@@ -154,7 +155,10 @@ class Recipe(NamedTable):
         """Keys that were given a value and change nothing with this method and format."""
         acting = {
             # GPTQ searches scales of small floats anyway.
-            "rtn": {"*": self.rounding == "rtn", "clip": self.rounding == "rtn" or self._is_float},
+            "rtn": {
+                "*": self.rounding == "rtn",
+                "clip": self.rounding == "rtn" or self.has_small_floats,
+            },
             "gptq": {"*": self.rounding == "gptq", "layout": self.format == "gptq"},
             "awq": {
                 "*": "awq" in self.transform_chain,

@@ -91,8 +91,7 @@ def _title(plan: Plan, record: dict[str, Any]) -> str:
 def _what(plan: Plan, checkpoint: Checkpoint, record: dict[str, Any]) -> str:
     recipe = plan.recipe
     steps = [_METHODS[name] for name in recipe.transform_chain]
-    floats = recipe.weights is not None and recipe.weights.type != "int"
-    searched = " with searched scales" if floats else " with clipped ranges"
+    searched = " with searched scales" if recipe.has_small_floats else " with clipped ranges"
     steps.append(_METHODS[recipe.rounding] + (searched if recipe.clips else ""))
     counts = plan.counts
     schemes: dict[str, int] = defaultdict(int)
