@@ -8,7 +8,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import hub_server
 import numpy as np
@@ -16,16 +16,17 @@ import pytest
 from numpy.typing import NDArray
 from typer.testing import CliRunner
 
-from qtool.calibrating import calibration
+from qtool.calibrating import calibration, texts
 from qtool.calibrating.calibration import (
     calibration_tokens,
     chunks,
     tokenize,
 )
-from qtool.calibrating.texts import default_text, load_text
+from qtool.calibrating.texts import Text, check_source, default_text, load_text, read_text
 from qtool.cli.main import app
 from qtool.errors import SourceError, UnsupportedError
 from qtool.hub import tiny_folder
+from qtool.runs.progress import Progress
 
 # In a process of its own: huggingface_hub reads its environment when it is imported.
 LOAD = """
@@ -35,11 +36,16 @@ from qtool.errors import QtoolError
 found = []
 for source in sys.argv[1:]:
     try:
-        found.append(load_text(source))
+        texts = load_text(source)
+        found.append([["".join(text) for text in texts.pieces()], texts.name])
     except QtoolError as error:
         found.append(str(error))
 print(json.dumps(found))
 """
+
+
+def read(path: Path) -> list[str]:
+    return ["".join(cast("Text", text)) for text in load_text(str(path)).pieces()]
 
 
 @dataclass(frozen=True)
@@ -67,11 +73,12 @@ def test_all_chunks_can_be_asked_for_but_not_one_more() -> None:
 
 
 def test_the_default_text_is_on_every_machine() -> None:
-    (text,), name = load_text(None)
-    assert name == "pydoc_data.topics" and text == default_text()
+    found = load_text(None)
+    ((text,),) = found.pieces()
+    assert found.name == "pydoc_data.topics" and text == default_text()
     assert len(text) > 400_000 and "assert" in text
-    found = calibration_tokens(Settings(samples=128, length=512), tiny_folder())
-    assert found.tokens.shape == (128, 512)
+    made = calibration_tokens(Settings(samples=128, length=512), tiny_folder())
+    assert made.tokens.shape == (128, 512)
 
 
 def test_the_default_text_is_cut_once_for_a_tokenizer(
@@ -149,7 +156,30 @@ def test_a_tokenizer_that_truncates_or_pads_does_neither(tmp_path: Path) -> None
 def test_jsonl_texts_are_joined_by_newlines(tmp_path: Path) -> None:
     path = tmp_path / "texts.jsonl"
     path.write_text('{"text": "one\\u2028two", "id": 1}\n\n{"text": "three"}\n')
-    assert load_text(str(path)) == (("one\u2028two\nthree",), "file")
+    assert load_text(str(path)).name == "file"
+    assert read(path) == ["one\u2028two\nthree"]
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 1000])
+@pytest.mark.parametrize("suffix", ["txt", "jsonl"])
+def test_a_text_is_read_some_at_a_time(
+    suffix: str, at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Characters of several bytes and ends of lines lie across what is read together."""
+    monkeypatch.setattr(texts, "_AT_ONCE", at_once)
+    path = tmp_path / f"texts.{suffix}"
+    text = "naïve\r\n你好\r\r\n🙂\n\r"
+    path.write_bytes(text.encode())
+    plain = "naïve\n你好\n\n🙂\n\n"
+    if suffix == "jsonl":
+        lines = [json.dumps({"text": text}), "", json.dumps({"text": "é"}, ensure_ascii=False)]
+        path.write_bytes("\r\n".join(lines).encode())
+        plain = f"{text}\né"
+    counts: list[int] = []
+    found = load_text(str(path))
+    assert ["".join(cast("Text", some)) for some in found.pieces(counts.append)] == [plain]
+    assert sum(counts) == found.size == path.stat().st_size
+    assert "".join(read_text(path, raw=True)) == (plain if suffix == "jsonl" else text)
 
 
 @pytest.mark.parametrize(
@@ -166,14 +196,26 @@ def test_bad_jsonl_names_the_line(content: str, said: str, tmp_path: Path) -> No
     path = tmp_path / "texts.jsonl"
     path.write_text(content)
     with pytest.raises(SourceError, match=said):
-        load_text(str(path))
+        check_source(str(path))
 
 
 def test_bytes_that_are_no_text_are_an_error(tmp_path: Path) -> None:
     path = tmp_path / "text.txt"
     path.write_bytes(b"abc\xff\xfe")
     with pytest.raises(SourceError, match="byte 3 is not UTF-8"):
-        load_text(str(path))
+        check_source(str(path))
+
+
+@pytest.mark.parametrize("at_once", [1, 4, 5])
+@pytest.mark.parametrize(("content", "at"), [(b"ab\xc3\xa9\xe4\xbdc", 4), (b"abcde\xe4\xbd", 5)])
+def test_the_byte_that_is_no_text_is_counted_from_the_start_of_the_file(
+    content: bytes, at: int, at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(texts, "_AT_ONCE", at_once)
+    path = tmp_path / "text.txt"
+    path.write_bytes(content)
+    with pytest.raises(SourceError, match=f"byte {at} is not UTF-8"):
+        check_source(str(path))
 
 
 def test_a_source_that_is_nowhere_is_an_error(tmp_path: Path) -> None:
@@ -301,3 +343,33 @@ def test_a_model_without_a_tokenizer(tmp_path: Path) -> None:
         UnsupportedError, match=r"has no tokenizer; put the model's own \(tokenizer"
     ):
         calibration.transformers_tokenizer(tmp_path)
+
+
+def test_how_much_of_a_long_text_is_done_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(calibration, "_SHORT", 1000)
+    monkeypatch.setattr(calibration, "_LONG", 2000)
+    monkeypatch.setattr(texts, "_AT_ONCE", 1000)
+    path, log = tmp_path / "long.txt", tmp_path / "log"
+    for length, shown in ((1500, False), (4500, True)):
+        path.write_text("the and in "[: length % 11] + "the and in " * (length // 11))
+        found = calibration_tokens(Settings(str(path)), tiny_folder(), Progress(log=log))
+        plain = calibration_tokens(Settings(str(path)), tiny_folder())
+        assert np.array_equal(found.tokens, plain.tokens) and found.tokens.dtype == np.int64
+        said = capsys.readouterr().err
+        assert said == ("  encoding the calibration text: 0.0 MB\n" if shown else "")
+    events = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [one["done"] for one in events] == [0, 4500]
+
+
+@pytest.mark.parametrize("recipe", ["w4g64-gptq", "q4_k_m-awq-gptq"])
+def test_a_plan_counts_a_long_text(recipe: str, tmp_path: Path) -> None:
+    path = tmp_path / "long.txt"
+    words = ["plan", "tiny", "--recipe", recipe, "--set", f"calibration.source={path}"]
+    path.write_text("some words")
+    assert CliRunner().invoke(app, [*words, "--max-ram", "600MiB"]).exit_code == 0
+    with path.open("r+b") as file:
+        file.truncate(200 << 20)  # of which nothing lies on the disk
+    result = CliRunner().invoke(app, [*words, "--max-ram", "600MiB"])
+    assert "most of it is for the tokens of the whole calibration text" in str(result.exception)

@@ -12,7 +12,7 @@ import small_tokenizers as small
 from test_calibration import Settings
 
 from qtool.calibrating.calibration import calibration_tokens
-from qtool.calibrating.texts import load_text, read_text
+from qtool.calibrating.texts import check_source, load_text, read_text
 from qtool.errors import QtoolError, SourceError, UnsupportedError
 from qtool.formats.gguf_values import string
 from qtool.gguf.tokenizer_files import tokenizer_files
@@ -95,15 +95,15 @@ def test_ids_are_those_of_transformers_chat_after_chat(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_other_ways_to_write_the_same_chat(line: dict[str, Any], tmp_path: Path) -> None:
     plain = jsonl(tmp_path, {"messages": TURNS})
-    (expected,), _ = load_text(str(plain))
-    (found,), _ = load_text(str(jsonl(tmp_path, line)))
+    (expected,) = load_text(str(plain)).pieces()
+    (found,) = load_text(str(jsonl(tmp_path, line))).pieces()
     assert found == expected
 
 
 def test_keys_of_other_meaning_are_ignored(tmp_path: Path) -> None:
     """`system` is a message of ShareGPT alone."""
     lines = [{"messages": TURNS[1:], "system": "linux", "prompt": 1}, {"messages": TURNS[1:]}]
-    one, two = load_text(str(jsonl(tmp_path, *lines)))[0]
+    one, two = load_text(str(jsonl(tmp_path, *lines))).pieces()
     assert one == two
 
 
@@ -237,7 +237,7 @@ def user(content: Any) -> dict[str, Any]:
 def test_a_malformed_chat_names_its_line(line: Any, says: str, tmp_path: Path) -> None:
     path = jsonl(tmp_path, user("fine"), line)
     with pytest.raises(SourceError, match=rf"{re.escape(str(path))}:2: .*{says}"):
-        load_text(str(path))
+        check_source(str(path))
 
 
 @pytest.mark.parametrize(
@@ -283,7 +283,7 @@ def test_arguments_that_are_not_for_the_template(tmp_path: Path) -> None:
 
 def test_a_text_to_measure_on_is_no_chat(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r":2: is a chat, which --calibration takes"):
-        read_text(jsonl(tmp_path, {"text": "the"}, user("the")))
+        list(read_text(jsonl(tmp_path, {"text": "the"}, user("the"))))
 
 
 def test_chats_are_the_same_chunks_again(tmp_path: Path) -> None:

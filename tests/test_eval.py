@@ -14,7 +14,7 @@ from quantizing import Call
 from tokenizers import Tokenizer
 
 from qtool.artifact import Artifact
-from qtool.calibrating import skeleton
+from qtool.calibrating import encoding, skeleton
 from qtool.calibrating.weights import Weights
 from qtool.formats.gguf_file import GgufFile
 from qtool.formats.gguf_values import Kind, Value, string
@@ -326,6 +326,19 @@ def test_compare(root: Path, call: Call, tmp_path: Path) -> None:
     assert said.err.count("  window 2/2") == 3
     said = call("compare", root / "awq", root / "gptq", *common, "--no-cache")
     assert said.err.startswith("running the reference: ")
+
+
+def test_a_text_is_read_as_far_as_its_windows(
+    root: Path, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encoding, "_AT_ONCE", 4000)
+    text = tmp_path / "long.txt"
+    text.write_bytes(b"a word and another " * 20_000 + b"\xff")
+    for windows, status in ((2, 0), (2000, 1)):
+        words = ("--windows", windows, "--length", 64)
+        said = call("eval", root / "awq", "--text", text, *words)
+        assert said.status == status
+        assert ("byte 380000 is not UTF-8" in said.err) == bool(status)
 
 
 def test_ends_of_lines(root: Path, call: Call, tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ came from.
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -24,12 +25,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool.calibrating.chats import Chat, render
-from qtool.calibrating.encoding import encoded
-from qtool.calibrating.texts import TOPICS, Piece, load_text
+from qtool.calibrating.encoding import Encode, encoded
+from qtool.calibrating.texts import TOPICS, Piece, Text, Texts, load_text
 from qtool.errors import SourceError, UnsupportedError
 from qtool.formats import safetensors_file as st
+from qtool.runs.progress import Progress
 
-_SHORT = 1 << 20  # characters; the default text has half of that
+_SHORT = 1 << 20  # bytes; the default text has half of that
+_LONG = 1 << 22  # bytes, of which it is shown how many are done
 
 
 class Settings(Protocol):
@@ -74,16 +77,20 @@ class Calibration:
         }
 
 
-def calibration_tokens(settings: Settings, model: Path) -> Calibration:
+def calibration_tokens(
+    settings: Settings, model: Path, progress: Progress | None = None
+) -> Calibration:
     """Read, tokenize with the tokenizer in the folder `model`, cut and choose.
 
-    SourceError where the text is missing or too short, with the numbers.
+    SourceError where the text is missing or too short, with the numbers. progress: shows how much
+    of a long text is done.
     """
-    pieces, name = load_text(settings.source)
-    if (text := _short(pieces)) is not None:
+    texts = load_text(settings.source)
+    ids: NDArray[np.integer]
+    if (text := _short(texts)) is not None:
         ids = _kept_ids(text, model, _state(model / "tokenizer.json"))
     else:  # may be as long as anybody likes, and is not kept
-        ids = _ids(pieces, model)
+        ids = _ids(texts, model, progress)
     if ids.size and (highest := int(ids.max())) >= (vocabulary := _vocabulary(model, highest + 1)):
         raise SourceError(
             f"{model}: its tokenizer gives the id {highest}, but config.json has a vocabulary of "
@@ -91,19 +98,25 @@ def calibration_tokens(settings: Settings, model: Path) -> Calibration:
         )
     where = f"the calibration text ({settings.source or TOPICS})"
     tokens = chunks(ids, settings.samples, settings.length, settings.seed, where)
-    return Calibration(tokens, name, settings.seed)
+    return Calibration(tokens, texts.name, settings.seed)
 
 
 def check_length(settings: Settings, model: Path) -> None:
     """SourceError as above of a text that may be too short, before torch is imported."""
-    if (model / "tokenizer.json").is_file() and _short(load_text(settings.source)[0]) is not None:
+    if (model / "tokenizer.json").is_file() and _short(load_text(settings.source)) is not None:
         calibration_tokens(settings, model)
 
 
-def _short(pieces: Sequence[Piece]) -> str | None:
+def _short(texts: Texts) -> str | None:
     """The text, where it is one, and no longer than is kept."""
-    text = pieces[0] if len(pieces) == 1 else None
-    return text if isinstance(text, str) and len(text) <= _SHORT else None
+    if texts.size > _SHORT:
+        return None
+    found = ""
+    for number, piece in enumerate(texts.pieces()):
+        if number or isinstance(piece, Chat):
+            return None
+        found = "".join(piece)
+    return found
 
 
 @lru_cache(maxsize=1)
@@ -115,18 +128,31 @@ def _kept_ids(text: str, model: Path, _: object) -> NDArray[np.int64]:
     return ids
 
 
-def _ids(pieces: Sequence[Piece], model: Path) -> NDArray[np.int64]:
+def _ids(texts: Texts, model: Path, progress: Progress | None) -> NDArray[np.uintc]:
     """Of texts and chats, one after the other."""
+    if progress is None or texts.size <= _LONG:
+        return _joined(_each(texts.pieces(), model))
+    with progress.transfer("encoding the calibration text", texts.size) as read:
+        return _joined(_each(texts.pieces(read), model))
+
+
+def _each(pieces: Iterator[Piece], model: Path) -> Iterator[NDArray[np.int64]]:
     theirs = None
-    if any(isinstance(piece, Chat) for piece in pieces):
-        theirs = transformers_tokenizer(model)
-    return np.concatenate(
-        [
-            tokenize(piece, model) if isinstance(piece, str) else _chat_ids(piece, theirs, model)
-            for piece in pieces
-        ]
-        or [np.empty(0, dtype=np.int64)]
-    )
+    for piece in pieces:
+        if isinstance(piece, Chat):
+            if theirs is None:
+                theirs = transformers_tokenizer(model)
+            yield _chat_ids(piece, theirs, model)
+        else:
+            yield from tokenized(piece, model)
+
+
+def _joined(some: Iterable[NDArray[np.int64]]) -> NDArray[np.uintc]:
+    """Four bytes each while they come."""
+    kept = array("I")
+    for ids in some:
+        kept.frombytes(ids.astype(np.uintc).tobytes())
+    return np.array(kept, copy=False) if kept else np.empty(0, np.uintc)
 
 
 def _chat_ids(chat: Chat, tokenizer: Any, model: Path) -> NDArray[np.int64]:
@@ -147,7 +173,7 @@ def _state(file: Path) -> tuple[int, int, int] | None:
 
 
 def chunks(
-    ids: NDArray[np.int64], samples: int, length: int, seed: int, where: str = "the text"
+    ids: NDArray[np.integer], samples: int, length: int, seed: int, where: str = "the text"
 ) -> NDArray[np.int64]:
     """`samples` of the consecutive chunks of `length` ids, in order: [samples, length]."""
     n = len(ids) // length
@@ -157,18 +183,33 @@ def chunks(
             "are asked for; give a longer text, or fewer or shorter samples (--samples, --length)"
         )
     chosen = np.sort(np.random.default_rng(seed).permutation(n)[:samples])
-    return ids[: n * length].reshape(n, length)[chosen]
+    return ids[: n * length].reshape(n, length)[chosen].astype(np.int64)
 
 
 def tokenize(text: str, model: Path, special: bool = False) -> NDArray[np.int64]:
     """Ids of the text as one, with special tokens (BOS and the like) where that is asked for."""
-    fast = model / "tokenizer.json"
-    if fast.is_file():
-        tokenizer = _fast(fast)
-        with _TokenizerErrors(fast):
-            return encoded(tokenizer, text, special)
-    slow = transformers_tokenizer(model)
-    return np.array(slow.encode(text, add_special_tokens=special), dtype=np.int64)
+    if special:
+        return _encode(model, special)(text)
+    return np.concatenate([*tokenized([text], model)])
+
+
+def tokenized(text: Text, model: Path) -> Iterator[NDArray[np.int64]]:
+    """Ids of a text as one, without special tokens, of which some come at a time as it does."""
+    return encoded(_encode(model), text)
+
+
+def _encode(model: Path, special: bool = False) -> Encode:
+    file = model / "tokenizer.json"
+    if not file.is_file():
+        theirs = transformers_tokenizer(model)
+        return lambda text: np.array(theirs.encode(text, add_special_tokens=special), np.int64)
+    fast = _fast(file)
+
+    def encode(text: str) -> NDArray[np.int64]:
+        with _TokenizerErrors(file):
+            return np.array(fast.encode(text, add_special_tokens=special).ids, np.int64)
+
+    return encode
 
 
 def text_after(before: Sequence[int], ids: Sequence[int], model: Path) -> str:

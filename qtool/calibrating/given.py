@@ -8,12 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool.calibrating import measure
-from qtool.calibrating.calibration import Calibration, calibration_tokens
+from qtool.calibrating.calibration import calibration_tokens
 from qtool.calibrating.stats_file import StatsFile
 from qtool.checkpoint import Checkpoint
 from qtool.errors import UnsupportedError
 from qtool.methods import gptq
 from qtool.recipe.recipe import Recipe
+from qtool.runs.progress import Progress
 from qtool.transforms import awq, smooth
 
 
@@ -68,10 +69,12 @@ def check_stats(recipe: Recipe, stats: Path) -> None:
         raise UnsupportedError(f"--stats {stats}: {why}; run without --stats")
 
 
-def given_to(recipe: Recipe, checkpoint: Checkpoint, stats: Path | None) -> Given:
+def given_to(
+    recipe: Recipe, checkpoint: Checkpoint, stats: Path | None, progress: Progress
+) -> Given:
     """The text, or the file of statistics; SourceError where it does not go with the model."""
     if stats is None:
-        calibration: Calibration = calibration_tokens(recipe.calibration, checkpoint.folder)
+        calibration = calibration_tokens(recipe.calibration, checkpoint.folder, progress)
         return Given(calibration.tokens, None, {**calibration.record(), "error_aware": True})
     saved = StatsFile.open(stats)
     record = measure.check_same_model(saved, checkpoint)

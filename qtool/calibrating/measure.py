@@ -144,7 +144,7 @@ def calibrate(
         )
     gpu = None if device is None else device.name
     with progress.stage("calibrate"), ExitStack() as stack:
-        calibration = calibration_tokens(settings, model.folder)
+        calibration = calibration_tokens(settings, model.folder, progress)
         if imatrix is not None and out is None:
             calibration = begin_with_bos(calibration, imatrix.source)
         skeleton = Skeleton.open(model)
@@ -207,7 +207,7 @@ def measure_importance(
     """
     with progress.stage("calibrate"), ExitStack() as stack:
         workers = stack.enter_context(Workers(threads))
-        calibration = calibration_tokens(settings, model.folder)
+        calibration = calibration_tokens(settings, model.folder, progress)
         calibration = begin_with_bos(calibration, source)
         skeleton = Skeleton.open(model)
         count = skeleton.count

@@ -5,10 +5,15 @@ JSONL              a line is {"text": ...} or a chat (qtool.calibrating.chats). 
                    each other are joined by newlines; a chat is a piece of its own
 a hub dataset      such a file of it
 nothing            Python's own help texts
+
+A text comes some at a time, since it may be longer than memory.
 """
 
+import codecs
+import io
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any, cast
@@ -20,23 +25,47 @@ from qtool.errors import SourceError, UnsupportedError
 _JSONL = (".jsonl", ".ndjson", ".json")
 _TEXT = (".txt", ".text", ".md", *_JSONL)
 TOPICS = "pydoc_data.topics"
-Piece = str | Chat
+_AT_ONCE = 1 << 18  # bytes that are read together
+Text = Iterable[str]  # of which a part follows the other
+Piece = Text | Chat
 
 
-def load_text(source: str | None) -> tuple[tuple[Piece, ...], str]:
-    """Texts and chats of a file, a hub dataset or (None) of Python's help; and its public name."""
+@dataclass(frozen=True)
+class Texts:
+    """Texts and chats that are read anew by each who asks for them."""
+
+    name: str  # "file", a hub dataset, or pydoc_data.topics: no path of this machine
+    path: Path | None  # None: Python's help
+    size: int  # bytes, or characters of Python's help
+
+    def pieces(self, read: Callable[[int], object] = lambda _: None) -> Iterator[Piece]:
+        """One after the other; a text is read before the piece behind it is asked for. SourceError
+        where a file is not as expected. read: is told of bytes as they are read."""
+        if self.path is None:
+            yield (default_text(),)
+            read(self.size)
+        else:
+            yield from _pieces(self.path, _decoded(self.path, read))
+
+
+def load_text(source: str | None) -> Texts:
+    """A file, a hub dataset or (None) Python's help; SourceError, UnsupportedError."""
     if source is None or source == TOPICS:
-        return (default_text(),), TOPICS
-    if (path := _file(source)) is not None:
-        return _pieces(path), "file"
-    dataset, _, file = source.partition(":")
-    return _pieces(_download(dataset, file)), source
+        return Texts(TOPICS, None, len(default_text()))
+    name, path = "file", _file(source)
+    if path is None:
+        dataset, _, file = source.partition(":")
+        name, path = source, _download(dataset, file)
+    return Texts(name, path, path.stat().st_size)
 
 
 def check_source(source: str | None) -> None:
     """SourceError for a text that can be told to be of no use without model, network and torch."""
     if source is not None and source != TOPICS and (path := _file(source)) is not None:
-        _pieces(path)
+        for piece in _pieces(path, _decoded(path)):
+            if not isinstance(piece, Chat):
+                for _ in piece:
+                    pass
 
 
 def _file(source: str) -> Path | None:
@@ -60,42 +89,72 @@ def default_text() -> str:
     return "\n\n".join(topics[name] for name in sorted(topics))
 
 
-def read_text(path: Path, *, raw: bool = False) -> str:
+def read_text(path: Path, *, raw: bool = False) -> Iterator[str]:
     """A text file, or the `text` fields of a JSONL file, joined by newlines; SourceError for chats.
 
     Ends of lines become newlines, as Python reads text, unless `raw`, as llama.cpp reads it.
     """
-    pieces = _pieces(path, raw=raw)
-    chat = next((piece for piece in pieces if isinstance(piece, Chat)), None)
-    if chat is not None:
-        raise SourceError(
-            f"{chat.where}: is a chat, which --calibration takes; here expected is an object whose "
-            "`text` is a string"
-        )
-    return "\n".join(map(str, pieces))
+    for piece in _pieces(path, _decoded(path, raw=raw)):
+        if isinstance(piece, Chat):
+            raise SourceError(
+                f"{piece.where}: is a chat, which --calibration takes; here expected is an object "
+                "whose `text` is a string"
+            )
+        yield from piece
 
 
-def _pieces(path: Path, *, raw: bool = False) -> tuple[Piece, ...]:
+def _decoded(
+    path: Path, read: Callable[[int], object] = lambda _: None, raw: bool = False
+) -> Iterator[str]:
+    utf8 = codecs.getincrementaldecoder("utf-8")()
+    decoder = utf8 if raw else io.IncrementalNewlineDecoder(utf8, translate=True)
+    begun = 0  # the first byte that is not decoded yet
     try:
-        with path.open(encoding="utf-8", newline="" if raw else None) as file:
-            text = file.read()
+        with path.open("rb") as file:
+            while some := file.read(_AT_ONCE):
+                yield decoder.decode(some)
+                begun = file.tell() - len(utf8.getstate()[0])
+                read(len(some))
+        yield decoder.decode(b"", final=True)
     except UnicodeDecodeError as error:
         raise SourceError(
-            f"{path}: byte {error.start} is not UTF-8; calibration text must be UTF-8"
+            f"{path}: byte {begun + error.start} is not UTF-8; calibration text must be UTF-8"
         ) from None
     except OSError as error:
         raise SourceError(f"{path}: cannot be read ({error.strerror})") from None
+
+
+def _pieces(path: Path, text: Iterator[str]) -> Iterator[Piece]:
     if path.suffix.lower() not in _JSONL:
-        return (text,)
-    found: list[Piece] = []
-    for is_chat, some in groupby(_records(path, text), lambda piece: isinstance(piece, Chat)):
-        alike = list(some)
-        found += alike if is_chat else ["\n".join(map(str, alike))]
-    return tuple(found)
+        yield text
+        return
+    for is_chat, some in groupby(_records(path, text), lambda record: isinstance(record, Chat)):
+        if is_chat:
+            yield from cast("Iterator[Chat]", some)
+        else:
+            yield _joined(cast("Iterator[str]", some))
 
 
-def _records(path: Path, text: str) -> Iterator[Piece]:
-    for number, line in enumerate(text.split("\n"), start=1):
+def _joined(texts: Iterator[str]) -> Iterator[str]:
+    yield next(texts, "")
+    for text in texts:
+        yield "\n"
+        yield text
+
+
+def _lines(text: Iterator[str]) -> Iterator[str]:
+    begun: list[str] = []
+    for some in text:
+        first, *more = some.split("\n")
+        begun.append(first)
+        for line in more:
+            yield "".join(begun)
+            begun = [line]
+    yield "".join(begun)
+
+
+def _records(path: Path, text: Iterator[str]) -> Iterator[str | Chat]:
+    for number, line in enumerate(_lines(text), start=1):
         if not line.strip():
             continue
         where = f"{path}:{number}"

@@ -53,7 +53,7 @@ def fit(request: FitRequest, progress: Progress) -> Fitted:
             progress.say(most.line())
         for note in ways.notes:
             progress.say(f"note: {note}")
-        tokens, record = ways.tokens()
+        tokens, record = ways.tokens(progress)
         of_slopes = {
             program.VERSION: program.facts()[program.VERSION],
             "model": [file_facts(file) for file in files],

@@ -15,8 +15,8 @@ from functools import partial
 
 from qtool.fitting.allocate import STEPS
 from qtool.plan.budget import Memory, choose
-from qtool.plan.estimate import MOST_KEPT_BYTES, TORCH_PROCESS_BYTES, Peak, reading
-from qtool.plan.shapes import Block, Setting, Shapes, micro_batch
+from qtool.plan.estimate import MOST_KEPT_BYTES, TORCH_PROCESS_BYTES, Peak, encoding, reading
+from qtool.plan.shapes import Block, Setting, Shapes, micro_batch, text_bytes
 from qtool.recipe.file import Calibration
 
 TOGETHER = 512  # tokens whose way through a block a thread keeps for the way back
@@ -42,7 +42,8 @@ class Fitting:
 def passing(shapes: Shapes, settings: Calibration) -> Shapes:
     """Of the text that is measured."""
     samples, length = settings.samples, settings.length
-    return replace(shapes, tokens=samples * length, length=length)
+    text = text_bytes(settings.source)
+    return replace(shapes, tokens=samples * length, length=length, text=text)
 
 
 def memory(fitting: Fitting, threads: int, max_ram: int | None, *, chooses_only: bool) -> Memory:
@@ -78,6 +79,7 @@ def measuring(shapes: Shapes, threads: int, together: int = TOGETHER) -> Peak:
     logits = min(shapes.batch, places) * shapes.vocabulary
     head = 4 * shapes.vocabulary * shapes.hidden + 4 * batches * _LOGIT_COPIES * logits
     stages = [
+        encoding(shapes),
         Peak(
             4 * (shapes.hidden + shapes.handed.given) * rows + reading(shapes.outside),
             "looking up the words of the text",

@@ -34,6 +34,7 @@ from qtool.plan.planned import Planned
 from qtool.plan.shapes import shapes_of
 from qtool.quality.weights import runnable
 from qtool.recipe.recipe import Recipe, parse
+from qtool.runs.progress import Progress
 
 _MIXED = ("gptq", "compressed-tensors", "mlx")  # formats whose matrices may differ in bits
 
@@ -66,8 +67,8 @@ def checkpoint_ways(request: FitRequest, recipe: Recipe) -> Iterator[Ways]:
     header = sum(len(file.header) for file in plan.layout.files)
     fitting = Fitting(shapes, header, len(units))
 
-    def tokens() -> tuple[NDArray[np.int64], dict[str, Any]]:
-        found = calibration_tokens(request.settings, weights.folder)
+    def tokens(progress: Progress) -> tuple[NDArray[np.int64], dict[str, Any]]:
+        found = calibration_tokens(request.settings, weights.folder, progress)
         return found.tokens, found.record()
 
     def losses(name: str, slopes: Slopes, workers: Workers) -> dict[str, float | None]:

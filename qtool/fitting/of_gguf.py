@@ -34,6 +34,7 @@ from qtool.gguf_types import FLOATS, BlockType
 from qtool.plan.handed import handed_on
 from qtool.quality.weights import runnable
 from qtool.recipe.recipe import parse
+from qtool.runs.progress import Progress
 
 _RECORD = 1024  # bytes at most that a file tells of what it was calibrated on
 _SCALES_MORE = 0.05  # that AWQ's scales may take above what is guessed
@@ -81,8 +82,10 @@ def _ways(
         len(free),
     )
 
-    def tokens() -> tuple[NDArray[np.int64], dict[str, Any]]:
-        found = begin_with_bos(calibration_tokens(request.settings, weights.folder), source)
+    def tokens(progress: Progress) -> tuple[NDArray[np.int64], dict[str, Any]]:
+        found = begin_with_bos(
+            calibration_tokens(request.settings, weights.folder, progress), source
+        )
         return found.tokens, found.record()
 
     tied = all(tensor.name != HEAD for tensor in source.tensors)

@@ -11,6 +11,7 @@ from qtool.calibrating.weights import Weights
 from qtool.calibrating.workers import Workers
 from qtool.fitting.memory import Fitting
 from qtool.fitting.slope import Slopes
+from qtool.runs.progress import Progress
 
 # By unit, then by choice, in nats a token; None where a choice cannot hold the unit.
 Losses = Mapping[str, Mapping[str, float | None]]
@@ -38,7 +39,9 @@ class Ways:
     members: Mapping[str, int]  # of a unit: how many tensors
     before: Made  # of the recipe as it is
     chosen_before: Mapping[str, tuple[str, int]]  # of each unit, and its bytes
-    tokens: Callable[[], tuple[NDArray[np.int64], Mapping[str, Any]]]  # to measure over; a record
+    tokens: Callable[
+        [Progress], tuple[NDArray[np.int64], Mapping[str, Any]]
+    ]  # to measure over; a record
     losses: Callable[[str, Slopes, Workers], Mapping[str, float | None]]  # of a unit, by choice;
     # none where it could not be measured
     text: Callable[[str, Mapping[str, str]], str]  # first line, choices: the recipe

@@ -35,6 +35,7 @@ from qtool.plan.shapes import (
     groups,
     micro_batch,
     slope_bytes,
+    text_bytes,
     usable_cores,
     whole_batches,
 )
@@ -141,6 +142,7 @@ def shapes_of(
         makes_up=measuring.makes_up,
         guides=measuring.guides,
         fed_back=whole_batches(measuring.feeds_back, calibration.samples, calibration.length),
+        text=text_bytes(calibration.source),
         # Models that have such a table share keys and values, of two kinds of attention.
         handed=Handed(columns=4 * kept if given else 0, given=given),
         count=len(inside),

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from qtool.calibrating.calibration import calibration_tokens
+from qtool.calibrating.chats import Chat
 from qtool.calibrating.device import Device
 from qtool.calibrating.stats_file import StatsFile
 from qtool.calibrating.texts import load_text
@@ -61,8 +62,12 @@ def text_digest(settings: Calibration, source: Path) -> str:
     file, of the text and of what is taken of it."""
     if not is_gguf(source):
         return calibration_tokens(settings, _folder(source)).digest
-    chosen = f"{settings.samples} {settings.length} {settings.seed} {load_text(settings.source)[0]}"
-    return hashlib.sha256(chosen.encode()).hexdigest()
+    found = hashlib.sha256(f"{settings.samples} {settings.length} {settings.seed}".encode())
+    for piece in load_text(settings.source).pieces():
+        found.update(b"\0")
+        for part in (str(piece),) if isinstance(piece, Chat) else piece:
+            found.update(part.encode())
+    return found.hexdigest()
 
 
 def _folder(source: Path) -> Path:
@@ -103,7 +108,7 @@ def measure(
     imatrix = None
     if any(isinstance(cell.recipe, GgufRecipe) for cell in group):
         imatrix = place / IMATRIX
-    calibration = calibration_tokens(settings, _folder(source)).record()
+    calibration = calibration_tokens(settings, _folder(source), progress).record()
     gpu = None if device is None else device.name
     there = not fresh and _fits(stats, imatrix, source, needs, calibration, gpu)
     if there:

@@ -18,6 +18,9 @@ from qtool.plan.shapes import ROWS_AT_ONCE, Block, Input, Setting, Shapes, gram_
 PLAIN_PROCESS_BYTES = 55_000_000
 TORCH_PROCESS_BYTES = 461_000_000
 PROVING_PROCESS_BYTES = 395_000_000  # torch and transformers, but no calibration text
+# What is kept of each byte of a calibration text while its samples are not chosen yet: 4 bytes of a
+# token, which has 4 or more bytes of English, and between 2 and 3 of a mixture of languages.
+IDS_BYTES_PER_BYTE = 2
 # Bytes of a tensor that are read at once, and how often they are in memory while that lasts.
 READ_BYTES, READ_COPIES = 1 << 25, 2
 # What a dense tensor takes while it is checked and written, in copies.
@@ -69,6 +72,7 @@ def peak(shapes: Shapes, setting: Setting) -> Peak:
     if not shapes.calibrates:
         return (_rotated_peak if shapes.rotates else _plain_peak)(shapes, setting)
     stages = [
+        encoding(shapes),
         Peak(_embedding(shapes), "looking up the words of the calibration text"),
         Peak(int(OUTSIDE_COPIES * shapes.outside), "copying the embedding or the head"),
         *(stage for block in shapes.blocks for stage in _in_block(shapes, block, setting)),
@@ -86,6 +90,11 @@ def peak(shapes: Shapes, setting: Setting) -> Peak:
     apart = TUNED_STATES if shapes.follows or shapes.guides else 1.0
     base = TORCH_PROCESS_BYTES + int(states * apart)
     return max(Peak(base + most.nbytes, most.of), slopes, key=lambda stage: stage.nbytes)
+
+
+def encoding(shapes: Shapes) -> Peak:
+    """Of the text to calibrate on, of which numbers are kept alone."""
+    return Peak(IDS_BYTES_PER_BYTE * shapes.text, "the tokens of the whole calibration text")
 
 
 def _plain_peak(shapes: Shapes, setting: Setting) -> Peak:

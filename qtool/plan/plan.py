@@ -245,7 +245,7 @@ def make_plan(
     handed = handed_on(checkpoint.config, recipe.calibration.length)
     counted = shapes.shapes_of(recipe, planned, active, handed)
     if from_stats:
-        counted = replace(counted, guides=False, fed_back=0)
+        counted = replace(counted, guides=False, fed_back=0, text=0)
     memory = budget.choose(
         counted if recipe.calibrates else None,
         threads or shapes.usable_cores(),

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import prod
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qtool.plan.handed import ALONE, PER_LAYER, Handed
@@ -59,6 +60,12 @@ class Block:
     fed: int = 0  # numbers in the largest of these
 
 
+def text_bytes(source: str | None) -> int:
+    """Of a file; 0 of a hub dataset and of Python's help, which is short."""
+    path = Path(source or "")
+    return path.stat().st_size if path.is_file() else 0
+
+
 def gram_sum_bytes(width: int) -> int:
     """Bytes of a Gram matrix while it is summed: half of it, in float64."""
     return width**2 * 9 // 2
@@ -103,6 +110,7 @@ class Shapes:
     guides: bool = False  # whether tokens of keys and values count by slopes
     fed_back: int = 0  # tokens whose slopes say how rows make up for each other
     light: bool = False  # whether kernels read back what was rounded
+    text: int = 0  # bytes of the text to calibrate on
     rotates: bool = False
     turned: tuple[int, ...] = ()  # bytes of each tensor of no block, in float32 and as it is stored
     handed: Handed = ALONE
@@ -240,6 +248,7 @@ def shapes_of(
         guides=recipe.guides > 0,
         fed_back=whole_batches(recipe.feeds_back, settings.samples, settings.length),
         light=not floats and not recipe.reorders_groups,
+        text=text_bytes(settings.source),
         rotates=recipe.rotates,
         turned=tuple(sorted(turned, reverse=True)),
         handed=handed,

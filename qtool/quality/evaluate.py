@@ -13,7 +13,7 @@ both here and there with inputs rounded to 8 bits. Source: llama.cpp 0c1e57098,
 tools/perplexity/perplexity.cpp.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool import structure
-from qtool.calibrating.calibration import tokenize
+from qtool.calibrating.calibration import tokenize, tokenized
+from qtool.calibrating.encoding import filled
 from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.texts import read_text
 from qtool.calibrating.weights import Weights
@@ -126,11 +127,10 @@ def evaluate(
     import torch
 
     check_protocol(protocol)
-    text = read_text(protocol.text, raw=protocol.name == "llama.cpp")
     with ExitStack() as stack:
         base = _open(against or artifacts[0], protocol, progress, stack)
         weights, vocabulary = base.skeleton.checkpoint, _vocabulary(base.skeleton)
-        tokens = window_tokens(weights, text, protocol, vocabulary)
+        tokens = window_tokens(weights, protocol, vocabulary)
         past = structure.past_positions(weights.config, protocol.length, "windows")
         if past is not None:
             progress.say(f"warning: {past}")
@@ -139,7 +139,7 @@ def evaluate(
             # Whatever one of them lacks is told before hours of work.
             ready = [_open(path, protocol, progress, stack) for path in artifacts]
             for one in ready:
-                _check_same(one.skeleton, weights, vocabulary, text)
+                _check_same(one.skeleton, weights, vocabulary, protocol)
         reference = None
         if against is not None:
             running = f"running the reference: {against}" if len(artifacts) > 1 else None
@@ -196,11 +196,16 @@ def _vocabulary(skeleton: Skeleton) -> int:
     return int(skeleton.model.get_input_embeddings().num_embeddings)
 
 
-def window_tokens(
-    weights: Weights, text: str, protocol: Protocol, vocabulary: int
-) -> NDArray[np.int64]:
-    """[windows, length] ids; SourceError where the text is too short."""
-    ids = tokenize(text, weights.folder)
+def window_tokens(weights: Weights, protocol: Protocol, vocabulary: int) -> NDArray[np.int64]:
+    """[windows, length] ids, of the text no more than they take; SourceError where it is too
+    short."""
+    wanted = (protocol.windows or WINDOWS) * protocol.length
+    parts: list[NDArray[np.int64]] = []
+    for some in tokenized(_text(protocol), weights.folder):
+        parts.append(some)
+        if sum(map(len, parts)) >= wanted:
+            break
+    ids = np.concatenate(parts)
     bos = _bos(weights, vocabulary) if protocol.name == "llama.cpp" else None
     if bos is not None:
         if bos >= vocabulary:
@@ -236,7 +241,13 @@ def _bos(weights: Weights, vocabulary: int) -> int | None:
     return bos_of(tokenizer_metadata(weights.folder, architecture, vocabulary, config))
 
 
-def _check_same(skeleton: Skeleton, reference: Weights, vocabulary: int, text: str) -> None:
+def _text(protocol: Protocol) -> Iterator[str]:
+    return read_text(protocol.text, raw=protocol.name == "llama.cpp")
+
+
+def _check_same(
+    skeleton: Skeleton, reference: Weights, vocabulary: int, protocol: Protocol
+) -> None:
     """The same text has to be the same tokens, or the comparison says nothing."""
     its = skeleton.checkpoint
     if (found := _vocabulary(skeleton)) != vocabulary:
@@ -244,7 +255,7 @@ def _check_same(skeleton: Skeleton, reference: Weights, vocabulary: int, text: s
             f"{its.path}: a vocabulary of {found}, the reference has {vocabulary}; they cannot be "
             "compared"
         )
-    some = text[:_COMPARED_CHARACTERS]
+    some = filled("", _text(protocol), _COMPARED_CHARACTERS)[:_COMPARED_CHARACTERS]
     if not np.array_equal(tokenize(some, its.folder), tokenize(some, reference.folder)):
         raise SourceError(
             f"{its.path}: its tokenizer cuts the text into other tokens than that of "

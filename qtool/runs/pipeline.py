@@ -116,7 +116,7 @@ def run(request: Request, progress: Progress) -> Summary:
         given = None
         if skeleton is not None:
             with progress.stage("calibrate"):
-                given = given_to(request.recipe, checkpoint, request.stats)
+                given = given_to(request.recipe, checkpoint, request.stats, progress)
             # Before anything that was made with the text is taken up.
             space.agree({"calibration text": given.record})
         rotations = None if view is None else _rotated(request, plan, view, space, progress)

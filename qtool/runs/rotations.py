@@ -39,7 +39,7 @@ def rotate_source(
         from qtool.transforms import learned
 
         with progress.stage("transform"):
-            tokens = calibration_tokens(recipe.calibration, view.folder).tokens
+            tokens = calibration_tokens(recipe.calibration, view.folder, progress).tokens
             samples = -(-learned.TOKENS // tokens.shape[1])
             schemes = {
                 tensor.name: scheme

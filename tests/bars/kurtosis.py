@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from qtool.calibrating.calibration import chunks, tokenize
+from qtool.calibrating.calibration import chunks, tokenized
 from qtool.calibrating.linears import Matrix, ObserveLinears, WeightIndex
 from qtool.calibrating.sites import Tracer
 from qtool.calibrating.skeleton import Skeleton
@@ -70,7 +70,7 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     source = Checkpoint.open(given.model)
-    ids = tokenize(read_text(given.text), given.model)
+    ids = np.concatenate([*tokenized(read_text(given.text), given.model)])
     tokens = chunks(ids, given.samples, given.length, 0)
     view = untied(source)
     print(*rotate.prepare(view, RotateOptions(kind=given.kind), print).notes(), sep="\n")

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from qtool.calibrating.calibration import tokenize
+from qtool.calibrating.calibration import tokenized
 from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.texts import read_text
 from qtool.native.library import default_threads
@@ -30,7 +30,7 @@ def windows(
     model: Path, text: Path, protocol: str, count: int, length: int
 ) -> NDArray[np.int64]:  # [count, length]
     """The evaluated tokens."""
-    ids = tokenize(read_text(text), model)
+    ids = np.concatenate([*tokenized(read_text(text), model)])
     n = len(ids) // length
     if n < count:
         raise SystemExit(f"{text}: {len(ids)} tokens, {count} windows of {length} are asked for")
