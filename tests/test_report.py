@@ -77,10 +77,12 @@ def call(
     return quantizing.caller(monkeypatch, capfd)
 
 
-def reported(call: Call, out: Path, *arguments: object) -> tuple[str, dict[str, Any]]:
+def reported(
+    call: Call, out: Path, *arguments: object, status: int = 0
+) -> tuple[str, dict[str, Any]]:
     """The page and the object."""
     said = call("report", *arguments, "-o", out, "--json")
-    assert said.status == 0, said.err
+    assert said.status == status, said.err
     return out.read_text(encoding="utf-8"), json.loads(said.out)
 
 
@@ -246,7 +248,7 @@ def test_what_is_broken_is_in_the_page(root: Path, call: Call, tmp_path: Path) -
     (broken / "model.safetensors").write_bytes(whole[:-1000])
     html, found = reported(
         call, tmp_path / "r.html", broken, root / "awq", "--text", root / "text.txt", "--windows",
-        2, "--length", 32,
+        2, "--length", 32, status=1,
     )  # fmt: skip
     first, second = found["artifacts"]
     assert not first["ok"] and second["ok"] and first["parameters"] == 0
@@ -305,6 +307,19 @@ def test_the_command_of_a_file_that_was_quantized_twice(
     again = call("quantize", source, *rest[:-1], tmp_path / "third.gguf")
     assert again.status == 0, again.err
     assert first and (tmp_path / "third.gguf").read_bytes() == out.read_bytes()
+
+
+def test_what_fails_its_checks_ends_with_1_and_is_on_the_page(
+    root: Path, call: Call, tmp_path: Path
+) -> None:
+    page = tmp_path / "r.html"
+    (tmp_path / "empty").mkdir()
+    said = call("report", root / "awq", tmp_path / "empty", "-o", page)
+    assert said.status == 1 and "2 artifacts" in said.out
+    assert f"error: {tmp_path / 'empty'}: does not pass its checks; {page} says which" in said.err
+    assert "no *.safetensors file here" in page.read_text()
+    said = call("report", tmp_path / "empty", "--json")
+    assert said.status == 1 and "no *.safetensors file here" in said.out
 
 
 def test_what_is_refused(root: Path, call: Call, tmp_path: Path) -> None:

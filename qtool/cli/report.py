@@ -31,11 +31,14 @@ def report(
     threads: Annotated[int | None, typer.Option(min=1, help="by default every core")] = None,
     json_: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
 ) -> None:
-    """Write a page about ARTIFACTS: size, errors of layers, codes, quality, checks, provenance."""
+    """Write a page about ARTIFACTS: size, errors of layers, codes, quality, checks, provenance.
+
+    One that fails its checks is on the page, too; the command then ends with 1.
+    """
     from qtool.calibrating.allocator import share_heap
 
     share_heap()
-    from qtool.errors import UsageError
+    from qtool.errors import FormatError, UsageError
     from qtool.hub import resolve
     from qtool.native.library import default_threads
     from qtool.report.gather import Request, gather
@@ -80,3 +83,7 @@ def report(
         count = len(found.artifacts)
         of = f"{count} artifacts" if count > 1 else "1 artifact"
         typer.echo(printable(f"{out}: a page about {of}, {out.stat().st_size:,} bytes"))
+    failing = [one.path for one in found.artifacts if not one.ok]
+    if failing:
+        says = "its findings say" if json_ else f"{out} says"
+        raise FormatError(f"{', '.join(failing)}: does not pass its checks; {says} which, and why")
