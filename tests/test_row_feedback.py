@@ -16,11 +16,12 @@ from gguf_runs import streamable
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
-from qtool.calibrating import row_feedback
+from qtool.calibrating import row_rounding
 from qtool.calibrating.device import Device
 from qtool.calibrating.linears import Matrix
 from qtool.calibrating.placed import Passage
-from qtool.calibrating.row_feedback import Feedback, _groups, round_rows
+from qtool.calibrating.row_feedback import Feedback, _groups
+from qtool.calibrating.row_rounding import RowFactor, round_rows
 from qtool.calibrating.sites import Tracer
 from qtool.calibrating.skeleton import MICRO_BATCH_TOKENS, Skeleton
 from qtool.calibrating.workers import Workers
@@ -28,6 +29,7 @@ from qtool.checkpoint import Checkpoint
 from qtool.fitting.ends import Ends
 from qtool.fused_experts import apart
 from qtool.gguf import swept_site
+from qtool.methods.tiles import in_turn
 from qtool.runs.progress import Progress
 from qtool.runs.workspace import Workspace, workspace
 
@@ -54,7 +56,7 @@ def halves(rows: NDArray[np.float32]) -> NDArray[np.float32]:
 
 def fed_back(
     weight: NDArray[np.float32],
-    h: NDArray[np.float32],
+    h: NDArray[np.float32] | RowFactor,
     rounded: Callable[[NDArray[np.float32]], NDArray[np.float32]],
     device: Device | None = None,
 ) -> NDArray[np.float32]:
@@ -83,14 +85,17 @@ def solved(weight: Vector, h: Vector, together: int, rounded: Any) -> tuple[Vect
     return left, order
 
 
+@pytest.mark.parametrize("factored", [False, True])
 @pytest.mark.parametrize(("out", "part"), [(5, 16), (16, 16), (40, 16), (300, 16), (600, 32)])
 def test_rows_are_those_of_least_squares(
-    out: int, part: int, monkeypatch: pytest.MonkeyPatch
+    out: int, part: int, factored: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """300 and 600: whole blocks of rows are told at once."""
-    assert [row_feedback.rows_of_a_part(rows) for rows in (1023, 4096, 11008)] == [16, 64, 160]
-    monkeypatch.setattr(row_feedback, "_PARTS", 16)
+    """300 and 600: whole blocks of rows are told at once. Factored: once, for several matrices."""
+    assert [row_rounding.rows_of_a_part(rows) for rows in (1023, 4096, 11008)] == [16, 64, 160]
+    if not factored:
+        monkeypatch.setattr(row_rounding, "_PARTS", 16)
     h = products(out)
+    rows = RowFactor.of(torch.from_numpy(h), in_turn, None) if factored else h
     weight = np.random.default_rng(1).normal(size=(out, 24)).astype(np.float32)
     seen: list[NDArray[np.float32]] = []
 
@@ -98,7 +103,7 @@ def test_rows_are_those_of_least_squares(
         seen.append(rows.copy())
         return halves(rows)
 
-    made = fed_back(weight, h, watched)
+    made = fed_back(weight, rows, watched)
     wanted, order = solved(weight.astype(np.float64), h.astype(np.float64), part, halves)
     assert [len(rows) for rows in seen] == [part] * (out // part) + [out % part] * bool(out % part)
     assert np.array_equal(np.concatenate(seen), made[order])
@@ -110,8 +115,10 @@ def test_rows_are_those_of_least_squares(
 def test_rows_on_a_device(device: Device) -> None:
     h = products(300)
     weight = np.random.default_rng(1).normal(size=(300, 24)).astype(np.float32)
-    there = fed_back(weight, h, halves, device)
-    np.testing.assert_allclose(there, fed_back(weight, h, halves), atol=2e-4)
+    for rows in (h, RowFactor.of(device.put(h), in_turn, device)):
+        there = fed_back(weight, rows, halves, device)
+        here = RowFactor.of(torch.from_numpy(h), in_turn, None) if rows is not h else h
+        np.testing.assert_allclose(there, fed_back(weight, here, halves), atol=2e-4)
 
 
 def test_the_whole_loses_less() -> None:
@@ -162,10 +169,12 @@ def test_rows_of_a_gguf_in_another_order(
     monkeypatch.setattr(
         swept_site.native_gguf, "dequantize", lambda blocks, *_, **__: blocks.view(np.float32)
     )
-    own = swept_site._rows_of(tensor, {"w": h})
-    assert own is not None and swept_site._rows_of(tensor, {}) is None
+    part, rows = swept_site.Part(tensor, 0, 0), {"w": h}
+    own = swept_site._rows_of(part, rows)
+    assert own is not None and not rows and swept_site._rows_of(part, {}) is None
+    factor = RowFactor.of(torch.from_numpy(h), in_turn, None)  # of rows that are no expert's
+    assert swept_site._rows_of(part, {"w": factor}) is None
     with Workers(1) as workers:
-        part = swept_site.Part(tensor, 0, 0)
         made = swept_site._fed_back(part, own, known, block, workers, None, moved)
     here = np.empty(40, np.float32)  # what each row of the block is multiplied by
     here[order] = grown[:, 0]
@@ -194,7 +203,9 @@ def slopes_of(
 ) -> dict[str, torch.Tensor]:
     """Of what comes behind the last block, given these slopes there: by every block's output and
     every matrix's, [tokens, out] float64; by transformers' own model."""
-    loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64)
+    loaded = AutoModelForCausalLM.from_pretrained(
+        model, dtype=torch.float64, experts_implementation="eager"
+    )
     made: dict[str, torch.Tensor] = {}
     layers = loaded.model.layers
     named = {f"model.layers.{n}": layer for n, layer in enumerate(layers)}
@@ -202,7 +213,7 @@ def slopes_of(
         f"{prefix}.{name}": one
         for prefix, layer in [*named.items()]
         for name, one in layer.named_modules()
-        if isinstance(one, torch.nn.Linear)
+        if isinstance(one, torch.nn.Linear) or name in ("mlp", "feed_forward")
     }
 
     def keep(name: str) -> Any:
@@ -247,6 +258,43 @@ def test_slopes_and_products_against_float64(tmp_path: Path) -> None:
             few = feedback.of(block, passage, found, found.sites[0].names[:2])
             assert [*few] == [*found.sites[0].names[:2]]
             assert all(np.array_equal(rows[name], one) for name, one in few.items())
+            skeleton.advance(block, stream, workers)
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe"])
+def test_what_experts_give_has_one_h(
+    name: str, stacked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An expert's slopes are those of all experts' sum, times its share of it; shares add up to
+    one, so that H is as if one matrix gave the sum. Qwen's gate and up together have as many rows
+    as states have."""
+    model = quantizing.build(name, tmp_path / "model")
+    skeleton, tokens, ends = measured(model, tmp_path, 2, 64, 2)
+    given: list[Vector] = []
+
+    def factor(rows: torch.Tensor, *_: Any) -> RowFactor:
+        given.append(rows.double().numpy())
+        return RowFactor(torch.eye(64), np.arange(64, dtype=np.int32))
+
+    monkeypatch.setattr(RowFactor, "of", factor)
+    with Workers(2) as workers:
+        wanted = slopes_of(model, tokens, [*ends.behind(skeleton.count - 1, workers)])
+        stream = skeleton.embed(tokens)
+        passage, tracer = Passage.of(stream, workers, None), Tracer(stacked)
+        for index in range(skeleton.count):
+            block = skeleton.block(index)
+            found = tracer.sites(block, stream)
+            names = {name for site in found.sites for name in site.names}
+            rows = Feedback(ends).of(block, passage, found, names)
+            last = {one for one in names if "experts" in one and ("down" in one or "w2" in one)}
+            assert {one for one, h in rows.items() if isinstance(h, RowFactor)} == last
+            assert len(given) == bool(last)
+            if last:
+                g = wanted[f"model.layers.{index}.mlp"]
+                k = g / g.square().mean(-1, keepdim=True).sqrt().sqrt()
+                products = (k.T @ k).numpy()
+                assert np.abs(given.pop() - products).max() < 1e-3 * np.abs(products).max()
             skeleton.advance(block, stream, workers)
 
 
@@ -324,6 +372,9 @@ def test_all_models(name: str, tmp_path: Path) -> None:
             rows = Feedback(ends).of(block, passage, found, names)
             assert rows
             for tensor, h in rows.items():
+                if isinstance(h, RowFactor):
+                    assert "experts" in tensor and h.order.size == block.weights[tensor].shape[-2]
+                    continue
                 assert h.shape == (len(block.weights[tensor]),) * 2
                 assert np.allclose(h, h.T, rtol=1e-3, atol=1e-3 * float(np.abs(h).max()))
             skeleton.advance(block, stream, workers)

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from qtool import methods
 from qtool.calibrating.device import Device
 from qtool.calibrating.input_scale import stored_scale
-from qtool.calibrating.row_feedback import Rows, round_rows
+from qtool.calibrating.row_feedback import Rows
+from qtool.calibrating.row_rounding import RowFactor, round_rows
 from qtool.calibrating.sites import BlockSites, Site
 from qtool.calibrating.stats import MIN_EXPERT_TOKENS, SiteStats, gram_on, is_rare
 from qtool.calibrating.stream import LoadedBlock
@@ -187,7 +188,7 @@ def _largest(
 
 def _rounded(
     weight: Floats,
-    rows: Floats | None,
+    rows: Floats | RowFactor | None,
     sweep: Callable[[Floats], GroupQuant],
     spread: Spread,
     device: Device | None,

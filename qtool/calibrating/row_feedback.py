@@ -16,41 +16,47 @@ rounded in parts, those whose errors cost most first.
 
 Slopes are few and noisy, H most of all of a wide matrix, so that its mean diagonal is added to it
 (once; a tenth of that does 1 % to 7 % worse on other text), and tokens count by |g|, not its square
-(4 to 10 % better). Embeddings, heads and routed experts are left out.
+(4 to 10 % better). What routed experts give back to the hidden states they all give to the same
+ones, and have one H in common; of their other matrices, of which each meets a few of the tokens, it
+would be of chance. These, embeddings and heads are left out.
 
 Source: Tseng, Sun and De Sa, Model-Preserving Adaptive Rounding (YAQA), 2025.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from qtool.calibrating.device import Device, host
+from qtool.calibrating.device import host
 from qtool.calibrating.linears import Matrix, ObserveLinears, WeightIndex
 from qtool.calibrating.placed import Passage
-from qtool.calibrating.single_thread import single_thread
+from qtool.calibrating.row_rounding import RowFactor
 from qtool.calibrating.sites import BlockSites
 from qtool.calibrating.stream import LoadedBlock, Stream
 from qtool.calibrating.workers import Workers
 from qtool.errors import NoGradientError, UnsupportedError
 from qtool.fitting.ends import Ends, advised
 from qtool.fitting.passing import Passing
-from qtool.methods import gptq
-from qtool.methods.tiles import Spread, in_turn
 from qtool.verification.sentences import count
 
 Floats = NDArray[np.float32]
-Rows = dict[str, Floats]  # H [out, out] by checkpoint tensor
-Rounded = Callable[[Floats, NDArray[np.int32]], Floats]  # of some rows, and which they are
 
-_OPTIONS = gptq.Options(act_order=True, damp_percent=1.0, token_damping=False)
-_PARTS = 64  # or more, in which rows are rounded, each before others make up for it; of
-_LEAST = 16  # so many rows, or a multiple
-_BLOCK = 256  # rows after which all that are left are told
 FED_BACK = "rows of a block made up for each other, by slopes over "  # a note; told() counts
+
+
+Rows = dict[str, Floats | RowFactor]  # H [out, out] by checkpoint tensor
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """Matrices whose slopes have one H: one, or the same of all routed experts."""
+
+    matrix: Matrix
+    routed: bool = False
 
 
 @dataclass(frozen=True)
@@ -75,8 +81,8 @@ class Feedback:
         self, block: LoadedBlock, passage: Passage, found: BlockSites, names: Collection[str]
     ) -> Rows:
         """H of some of the block's matrices, through the block as it is now; of those that read
-        each token once. None where there is no gradient, or it is not finite; UnsupportedError
-        where a device or the block fails."""
+        each token once, and that routed experts give states by. None where there is no gradient, or
+        it is not finite; UnsupportedError where a device or the block fails."""
         if self.ends.missing:
             return {}
         try:
@@ -90,34 +96,72 @@ class Feedback:
     def _of(
         self, block: LoadedBlock, passage: Passage, found: BlockSites, names: Collection[str]
     ) -> Rows:
-        ids = {one.id for one in found.sites if one.per_token == 1 and one.expert is None}
-        linears = {
-            one.matrix: one
-            for one in found.linears
-            if one.site in ids and any(reader.name in names for reader in one.readers)
+        kinds = _kinds(found, names, passage.stream.hidden[0].shape[-1])
+        widths = {
+            kinds[one.matrix]: one.out_features for one in found.linears if one.matrix in kinds
         }
         ends = self.ends.behind(block.index, passage.workers)
         room = None if passage.device is None else passage.device.sums_bytes // 2
         rows: Rows = {}
-        for group in _groups({matrix: one.out_features for matrix, one in linears.items()}, room):
+        for group in _groups(widths, room):
             with passage.placed(block) as (there, stream, workers):
-                for matrix, total in _sums(there, stream, workers, ends, group).items():
-                    for reader in linears[matrix].readers if total.any() else ():
-                        own = slice(*reader.rows)
-                        if reader.name in names:
-                            rows[reader.name] = host(total[own, own].contiguous())
+                wanted = {matrix: kind for matrix, kind in kinds.items() if kind in group}
+                for kind, total in _sums(there, stream, workers, ends, wanted).items():
+                    if total.any():
+                        rows |= _told(kind, total, found, kinds, names, passage)
         return rows
 
 
-def _groups(widths: Mapping[Matrix, int], room: int | None) -> list[list[Matrix]]:
-    """Matrices whose H are there at once: of all, or of as many as `room` bytes hold."""
-    groups: list[list[Matrix]] = []
+def _kinds(found: BlockSites, names: Collection[str], width: int) -> dict[Matrix, _Kind]:
+    """What makes up for rows, of the matrices of some checkpoint tensors. width: of the hidden
+    states."""
+    whole = {one.id for one in found.sites if one.per_token == 1 and one.expert is None}
+    # What reads a norm is no expert's last matrix.
+    last = {one.id for one in found.sites if one.expert is not None and one.producer is None}
+    kinds = {}
+    for one in found.linears:
+        if not any(reader.name in names for reader in one.readers):
+            continue
+        if one.site in whole:
+            kinds[one.matrix] = _Kind(one.matrix)
+        elif one.site in last and one.out_features == width:
+            kinds[one.matrix] = _Kind(replace(one.matrix, expert=None), routed=True)
+    return kinds
+
+
+def _told(
+    kind: _Kind,
+    total: torch.Tensor,
+    found: BlockSites,
+    kinds: Mapping[Matrix, _Kind],
+    names: Collection[str],
+    passage: Passage,
+) -> Rows:
+    """H of a kind, by the checkpoint tensors that have it."""
+    readers = [
+        reader
+        for one in found.linears
+        if kinds.get(one.matrix) == kind
+        for reader in one.readers
+        if reader.name in names
+    ]
+    if kind.routed:
+        factor = RowFactor.of(total, passage.workers.spread, passage.device)
+        factor = replace(factor, upper=factor.upper.cpu())
+        return dict.fromkeys((reader.name for reader in readers), factor)
+    owns = {reader.name: slice(*reader.rows) for reader in readers}
+    return {name: host(total[own, own].contiguous()) for name, own in owns.items()}
+
+
+def _groups(widths: Mapping[_Kind, int], room: int | None) -> list[list[_Kind]]:
+    """Those whose H are there at once: of all, or of as many as `room` bytes hold."""
+    groups: list[list[_Kind]] = []
     left = 0
-    for matrix, out in widths.items():
+    for kind, out in widths.items():
         if not groups or (room is not None and 4 * out**2 > left):
             groups.append([])
             left = room or 0
-        groups[-1].append(matrix)
+        groups[-1].append(kind)
         left -= 4 * out**2
     return groups
 
@@ -127,13 +171,13 @@ def _sums(
     stream: Stream,
     workers: Workers,
     ends: Passing,
-    wanted: Collection[Matrix],
-) -> dict[Matrix, torch.Tensor]:
+    wanted: Mapping[Matrix, _Kind],
+) -> dict[_Kind, torch.Tensor]:
     """H of some matrices, where the block is."""
     index = WeightIndex(block.module)
-    sums: dict[Matrix, torch.Tensor] = {}
+    sums: dict[_Kind, torch.Tensor] = {}
 
-    def one(number: int) -> dict[Matrix, torch.Tensor]:
+    def one(number: int) -> dict[_Kind, torch.Tensor]:
         return _slopes(block, index, stream, number, wanted, ends)
 
     for first in range(0, len(ends), workers.threads):
@@ -143,19 +187,19 @@ def _sums(
 
 
 def _add(
-    sums: dict[Matrix, torch.Tensor], batches: list[dict[Matrix, torch.Tensor]], workers: Workers
+    sums: dict[_Kind, torch.Tensor], batches: list[dict[_Kind, torch.Tensor]], workers: Workers
 ) -> None:
     """Products of some micro-batches' slopes, in their order: float32, of which damping leaves no
     digit that float64 would have."""
 
-    def add(matrix: Matrix) -> None:
-        for slopes in (batch[matrix] for batch in batches if matrix in batch):
-            sums[matrix].addmm_(slopes.T, slopes)
+    def add(kind: _Kind) -> None:
+        for slopes in (batch[kind] for batch in batches if kind in batch):
+            sums[kind].addmm_(slopes.T, slopes)
 
-    every = {matrix: one for batch in batches for matrix, one in batch.items()}
-    for matrix, one in every.items():
-        if matrix not in sums:
-            sums[matrix] = one.new_zeros(one.shape[1], one.shape[1])
+    every = {kind: one for batch in batches for kind, one in batch.items()}
+    for kind, one in every.items():
+        if kind not in sums:
+            sums[kind] = one.new_zeros(one.shape[1], one.shape[1])
     workers.map(add, every)
 
 
@@ -164,15 +208,16 @@ def _slopes(
     index: WeightIndex,
     stream: Stream,
     number: int,
-    wanted: Collection[Matrix],
+    wanted: Mapping[Matrix, _Kind],
     ends: Passing,
-) -> dict[Matrix, torch.Tensor]:
-    """Of a micro-batch, g / sqrt |g| [tokens, out], by each matrix that is called once."""
-    outputs: dict[Matrix, list[torch.Tensor]] = {}
+) -> dict[_Kind, torch.Tensor]:
+    """Of a micro-batch, g / sqrt |g| [tokens, out], by each matrix that is called once, and by all
+    experts that are called."""
+    outputs: dict[_Kind, list[tuple[torch.Tensor, Any]]] = {}  # and which of its rows
 
-    def note(matrix: Matrix, output: torch.Tensor, _: object) -> None:
+    def note(matrix: Matrix, output: torch.Tensor, own: Any) -> None:
         if matrix in wanted and output.requires_grad:
-            outputs.setdefault(matrix, []).append(output)
+            outputs.setdefault(wanted[matrix], []).append((output, own))
 
     states = stream.hidden[number].detach().requires_grad_()
     call = stream.calls[block.index][number]
@@ -180,69 +225,31 @@ def _slopes(
     try:
         with torch.enable_grad(), ObserveLinears(index, lambda *_: None, note):
             given = block.outputs(block.module, states.clone(), call)
-        once = {
-            matrix: made[0]
-            for matrix, made in outputs.items()
-            if len(made) == 1 and made[0].numel() == tokens * made[0].shape[-1]
+        counted = {
+            kind: made
+            for kind, made in outputs.items()
+            if kind.routed or (len(made) == 1 and made[0][0].shape[:-1].numel() == tokens)
         }
-        if not once:
+        if not counted:
             return {}
         behind = ends[number].to(stream.place)
-        slopes = torch.autograd.grad(given, [*once.values()], behind, materialize_grads=True)
+        by = {id(output): output for made in counted.values() for output, _ in made}
+        found = torch.autograd.grad(given, [*by.values()], behind, materialize_grads=True)
+        slopes = dict(zip(by, found, strict=True))
     except RuntimeError as error:
         raise block.no_gradient(error, "what its rows' errors cost cannot be told") from error
-    if not all(bool(torch.isfinite(one).all()) for one in slopes):
+    if not all(bool(torch.isfinite(one).all()) for one in found):
         raise block.not_finite()
-    return {matrix: _counted(one) for matrix, one in zip(once, slopes, strict=True)}
+    return {
+        kind: torch.cat([_counted(slopes[id(output)][own]) for output, own in made])
+        for kind, made in counted.items()
+    }
 
 
 def _counted(slopes: torch.Tensor) -> torch.Tensor:
     rows = slopes.reshape(-1, slopes.shape[-1])
     size = rows.square().mean(-1, keepdim=True).sqrt_()
     return torch.where(size > 0, rows / size.sqrt(), 0.0)
-
-
-def rows_of_a_part(rows: int) -> int:
-    """Of so many in all."""
-    return max(_LEAST, rows // _PARTS // _LEAST * _LEAST)
-
-
-def round_rows(
-    weight: Floats,
-    rows: Floats,
-    rounded: Rounded,
-    spread: Spread = in_turn,
-    device: Device | None = None,
-) -> None:
-    """Round the rows of weight [out, in], part by part, each with what those before it lost.
-
-    rows: H [out, out]. rounded: of some rows, and which they are, what becomes of each, whatever
-    the others are. device: that makes rows up for others; the caller has it alone.
-    """
-    if device is None:
-        factor = gptq.factor(rows, _OPTIONS, spread=spread)
-        upper, order = torch.from_numpy(np.asarray(factor.upper)), factor.order
-    else:
-        from qtool.methods import gptq_device
-
-        there = gptq_device.factor(device.put(rows), _OPTIONS)
-        upper, order = there.upper, there.order
-    left = torch.from_numpy(np.ascontiguousarray(weight[order], np.float32)).to(upper.device)
-    size = rows_of_a_part(len(left))
-    block = size * max(1, _BLOCK // size)
-    owed = left.new_empty(min(block, len(left)), left.shape[1])  # by all behind a block
-    with single_thread():
-        for start in range(0, len(left), block):
-            stop = min(len(left), start + block)
-            for first in range(start, stop, size):
-                last = min(stop, first + size)
-                now = host(left[first:last])
-                lost = torch.from_numpy(now - rounded(now, order[first:last])).to(upper.device)
-                own = upper[first:last, first:last].T.contiguous()
-                part = owed[first - start : last - start]
-                part.copy_(torch.linalg.solve_triangular(own, lost, upper=False))
-                left[last:stop] -= upper[first:last, last:stop].T @ part
-            left[stop:] -= upper[start:stop, stop:].T @ owed[: stop - start]
 
 
 def told(notes: Sequence[str], blocks: int) -> list[str]:

@@ -32,6 +32,7 @@ from qtool.plan.shapes import (
     Setting,
     Shapes,
     attention_rows,
+    gives_states,
     groups,
     micro_batch,
     slope_bytes,
@@ -98,6 +99,7 @@ def shapes_of(
         inside[layer_of(tensor.name)].append(tensor)
     outer = [tensor for tensor in inside.pop(-1, []) if len(tensor.shape) == 2]
     given = max((t.shape[-1] for t in outer if PER_LAYER in t.name), default=0)
+    hidden = max((t.shape[-1] for t in outer if PER_LAYER not in t.name), default=0)
     kept = max((t.shape[0] for t in tensors if t.name.endswith("attn_k.weight")), default=0)
     blocks = set()
     for group in inside.values():
@@ -120,16 +122,23 @@ def shapes_of(
         folded = max(alike.values(), default=0)
         attending = attention_rows((t.name.removesuffix(".weight"), t.shape) for t in shared)
         made = tuple(sorted((t.shape[0] for t in shared if t.swept), reverse=True))
-        fed = max((t.parameters for t in shared if t.swept), default=0)
+        last = [t for t in experts if t.swept and gives_states(t.shape, hidden)]
+        fed = max(
+            [t.parameters for t in shared if t.swept] + [t.parameters // t.shape[0] for t in last],
+            default=0,
+        )
+        states = active * hidden * sum(t.shape[0] for t in last)
         blocks.add(
-            Block(4 * sum(numbers), max(numbers), widest, inputs, folded, attending, made, fed)
+            Block(
+                4 * sum(numbers), max(numbers), widest, inputs, folded, attending, made, fed, states
+            )
         )
     return Shapes(
         calibrates=True,
         tokens=calibration.samples * calibration.length,
         length=calibration.length,
         batch=micro_batch(calibration.samples, calibration.length),
-        hidden=max((t.shape[-1] for t in outer if PER_LAYER not in t.name), default=0),
+        hidden=hidden,
         vocabulary=max((tensor.shape[0] for tensor in outer), default=0),
         outside=0,  # written later, in pieces
         largest=0,
@@ -258,6 +267,8 @@ def run_cost(
                 flops += 2.0 * width * tensor.parameters + 2.0 * first * experts * width**3
                 if len(tensor.shape) == 2:
                     flops += duration.fed_back(shapes, tensor.shape[0], width)
+                elif gives_states(tensor.shape, shapes.hidden):
+                    flops += duration.fed_back_experts(shapes, share * experts, experts, width)
     if shapes.fed_back:
         shares = (
             tensor.parameters * (active if "_exps" in tensor.name else 1.0)

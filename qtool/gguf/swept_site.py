@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from qtool import methods, native_gguf
 from qtool.calibrating.device import Device
 from qtool.calibrating.quantize_site import REPORTED_ROWS, signal_and_noise
-from qtool.calibrating.row_feedback import FED_BACK, Rows, round_rows
+from qtool.calibrating.row_feedback import FED_BACK, Rows
+from qtool.calibrating.row_rounding import RowFactor, round_rows
 from qtool.calibrating.sites import Site
 from qtool.calibrating.stats import SiteStats, gram_on, is_rare
 from qtool.calibrating.stream import LoadedBlock
@@ -97,7 +98,7 @@ def sweep_site(
         known = _known(square, parts, seen, rare, options, workers, device)
     fed: dict[str, Blocks] = {}
     for part in parts if known.swept else ():
-        own = _rows_of(part.tensor, rows or {})
+        own = _rows_of(part, rows or {})
         if own is not None:
             fed[part.tensor.name] = _fed_back(part, own, known, block, workers, device, moved)
     made, notes = _sweep(parts, known, block, file, workers, device, each, moved, fed)
@@ -230,21 +231,35 @@ def _step(
 
 def fed_names(parts: Mapping[str, Sequence[Part]]) -> set[str]:
     """The checkpoint's matrices whose rows may make up for each other: those of which one tensor is
-    made, and no other matrix is in it."""
-    every = (part.tensor for some in parts.values() for part in some)
-    return {
-        one.source.origin[0]
-        for one in every
-        if len(one.source.origin) == 1 and one.source.cut is None and matrices_of(one)[0] == 1
-    }
+    made, and no other matrix is in it but those of other experts."""
+    named = (_name_of(part) for some in parts.values() for part in some)
+    return {name for name in named if name is not None}
 
 
-def _rows_of(tensor: PlannedTensor, rows: Rows) -> Floats | None:
-    """H of a tensor's rows, used up, in its own order and for rows as it has them grown."""
+def _name_of(part: Part) -> str | None:
+    """The checkpoint's tensor that a part is, or has it in a stack; None where it has others, too,
+    or some of its rows."""
+    origin, count = part.tensor.source.origin, matrices_of(part.tensor)[0]
+    cut = part.tensor.source.cut
+    if cut is not None and (count == 1 or not cut.only_turned):
+        return None
+    if len(origin) == count:
+        return origin[part.matrix]
+    return origin[0] if len(origin) == 1 else None
+
+
+def _rows_of(part: Part, rows: Rows) -> Floats | RowFactor | None:
+    """H of a part's rows, used up where no other has it, in its own order and for rows as it has
+    them grown."""
+    tensor = part.tensor
     source, count = tensor.source, matrices_of(tensor)[1]
-    own = rows.pop(source.origin[0], None) if source.origin else None
+    own = rows.get(_name_of(part) or "")
+    if isinstance(own, RowFactor):
+        plain = source.order is None and source.growth is None and len(own.order) == count
+        return own if plain else None
     if own is None or len(own) != count:
         return None
+    del rows[source.origin[0]]
     if source.order is not None:
         order = source.order(np.arange(count, dtype=np.int64))
         own = own[np.ix_(order, order)]
@@ -254,7 +269,7 @@ def _rows_of(tensor: PlannedTensor, rows: Rows) -> Floats | None:
 
 def _fed_back(
     part: Part,
-    rows: Floats,
+    rows: Floats | RowFactor,
     known: _Known,
     block: LoadedBlock,
     workers: Workers,
@@ -263,13 +278,14 @@ def _fed_back(
 ) -> Blocks:
     """A matrix whose rows make up for each other, as `rows` says."""
     type_, width = part.tensor.type, part.tensor.source.in_features
-    made = np.empty((len(rows), type_.row_bytes(width)), np.uint8)
+    count = matrices_of(part.tensor)[1]
+    made = np.empty((count, type_.row_bytes(width)), np.uint8)
 
     def rounded(some: Floats, which: NDArray[np.int32]) -> Floats:
         made[which] = blocks = sweep.blocks_of(some, type_, known.given, workers.share())
         return native_gguf.dequantize(blocks, type_, width, threads=1)
 
-    weight = _weight(block, part.tensor, 0, len(rows), moved)
+    weight = _weight(block, part.tensor, part.matrix * count, count, moved)
     if device is None:
         round_rows(weight, rows, rounded, workers.spread)
     else:

@@ -58,6 +58,7 @@ class Block:
     attending: int = 0  # rows of queries, keys and values, as far as names tell
     made: tuple[int, ...] = ()  # rows of each matrix that all tokens meet, the most first
     fed: int = 0  # numbers in the largest of these
+    given: float = 0.0  # rows that a token's experts give the hidden states, those of all together
 
 
 def text_bytes(source: str | None) -> int:
@@ -69,6 +70,11 @@ def text_bytes(source: str | None) -> int:
 def gram_sum_bytes(width: int) -> int:
     """Bytes of a Gram matrix while it is summed: half of it, in float64."""
     return width**2 * 9 // 2
+
+
+def gives_states(shape: tuple[int, ...], hidden: int) -> bool:
+    """Whether an expert's matrix [out, in] is its last one."""
+    return shape[-2] == hidden != shape[-1]
 
 
 def slope_bytes(matrices: Iterable[tuple[int, ...]]) -> int:
@@ -203,7 +209,7 @@ def shapes_of(
         widest = 0
         attending = attention_rows((one.module, one.shape) for one in group)
         made: list[int] = []
-        fed = 0
+        fed, given = 0, 0.0
         for tensor in group:
             if len(tensor.shape) != 2:
                 continue
@@ -216,6 +222,9 @@ def shapes_of(
                 if share is None:
                     made.append(tensor.shape[0])
                     fed = max(fed, tensor.parameters)
+                elif gives_states(tensor.shape, hidden):
+                    fed = max(fed, tensor.parameters)
+                    given += share * hidden
                 before = inputs.get(site, Input(tensor.shape[1], 0, share))
                 inputs[site] = replace(before, largest=max(before.largest, tensor.parameters))
         numbers = [tensor.parameters for tensor in group]
@@ -224,7 +233,7 @@ def shapes_of(
         blocks.add(
             Block(
                 4 * sum(numbers), max(numbers), widest, tuple(ordered), folded, attending,
-                tuple(sorted(made, reverse=True)), fed,
+                tuple(sorted(made, reverse=True)), fed, given,
             )
         )  # fmt: skip
     settings = recipe.calibration
