@@ -242,6 +242,19 @@ def test_as_good_as_the_cpu(
     assert found[False] == pytest.approx(found[True], rel=0.02)
 
 
+def test_rows_of_experts_there(tmp_path: Path, device: Device) -> None:
+    """Slopes of all experts together are summed and factored there."""
+    source, codes = quantizing.build("mixtral", tmp_path / "model"), []
+    for name, where in (("here", None), ("there", device)):
+        sets = ("gptq.yaqa=4", "gptq.mse=false", "weights.group_size=32")
+        artifact = Artifact.open(made("w4g128-gptq", tmp_path / name, where, *sets, source=source))
+        codes.append({f"{n}": artifact.read(f"model.layers.0.{n}.weight").codes for n in (
+            [f"block_sparse_moe.experts.{e}.w{m}" for e in range(4) for m in (1, 2, 3)]
+        )})  # fmt: skip
+    for name, here in codes[0].items():
+        assert np.mean(here == codes[1][name]) > 0.999, name
+
+
 @pytest.mark.parametrize("samples", [pytest.param(0, marks=pytest.mark.slow), 4])
 def test_fused_matrices_share_a_scale_there(
     samples: int, models: Path, tmp_path: Path, device: Device
