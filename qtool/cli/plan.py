@@ -73,6 +73,7 @@ def plan(
     """
     from qtool.errors import UsageError
     from qtool.formats.safetensors_file import parse_size
+    from qtool.recipe.described import methods
     from qtool.recipe.recipe import Recipe, calibration_sets, load
     from qtool.runs.quantize import refuse
 
@@ -110,7 +111,8 @@ def plan(
         found = {} if engine is None else {"findings": [vars(finding) for finding in findings]}
         typer.echo(json.dumps(made.json() | asked | found))
     else:
-        _print_any(made, all_, engine is not None)
+        how = methods(loaded) if calibrates else None
+        _print_any(made, all_, engine is not None, how)
         for finding in findings:
             typer.echo(printable(f"{finding.severity}: {finding.message}"))
         if engine is not None and not findings:
@@ -205,13 +207,14 @@ def _plan_gguf(
     )
 
 
-def _print_any(made: "Plan | GgufPlan", every: bool, engine: bool) -> None:
+def _print_any(made: "Plan | GgufPlan", every: bool, engine: bool, how: str | None) -> None:
+    """how: by which methods, where these look at activations."""
     from qtool.plan.plan import Plan
 
-    _print(made, every, engine) if isinstance(made, Plan) else _print_gguf(made, every)
+    _print(made, every, engine, how) if isinstance(made, Plan) else _print_gguf(made, every, how)
 
 
-def _print(made: "Plan", every: bool, engine: bool) -> None:
+def _print(made: "Plan", every: bool, engine: bool, how: str | None) -> None:
     """engine: whether one is named, which says for itself what it refuses."""
     from qtool.plan.engines import told_of_one
     from qtool.plan.rows import rows, scheme_of
@@ -220,6 +223,8 @@ def _print(made: "Plan", every: bool, engine: bool) -> None:
     counts = ", ".join(f"{count} {kind}" for kind, count in made.counts.items())
     files = len(made.layout.files)
     typer.echo(f"recipe {made.recipe.name}, format {made.format}: {counts}")
+    if how is not None:
+        typer.echo(f"methods: {how}")
     typer.echo(
         f"size {made.size_bytes:,} bytes in {files} file{'s' if files > 1 else ''}, "
         f"{made.bits_per_weight:.3f} bits per weight, "
@@ -229,7 +234,7 @@ def _print(made: "Plan", every: bool, engine: bool) -> None:
     _end(made.memory, made.seconds, [text for text in made.warnings if text not in twice])
 
 
-def _print_gguf(made: "GgufPlan", every: bool) -> None:
+def _print_gguf(made: "GgufPlan", every: bool, how: str | None) -> None:
     from qtool.plan.rows import rows, type_of
     from qtool.runs.summary import not_written
 
@@ -243,6 +248,8 @@ def _print_gguf(made: "GgufPlan", every: bool) -> None:
     counts = ", ".join(f"{count} {kind}" for kind, count in made.counts.items())
     types = ", ".join(f"{count} {name}" for name, count in made.types.items())
     typer.echo(f"recipe {made.recipe.name}, format gguf: {counts}")
+    if how is not None:
+        typer.echo(f"methods: {how}")
     typer.echo(f"types: {types}; {len(made.fallbacks)} of them fallbacks")
     about = "about " if made.recipe.calibrates else ""  # it will tell of what is yet to be measured
     typer.echo(f"size {about}{made.size_bytes:,} bytes, {made.bits_per_weight:.3f} bits per weight")
