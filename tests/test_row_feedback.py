@@ -93,8 +93,7 @@ def test_rows_are_those_of_least_squares(
 ) -> None:
     """300 and 600: whole blocks of rows are told at once. Factored: once, for several matrices."""
     assert [row_rounding.rows_of_a_part(rows) for rows in (1023, 4096, 11008)] == [16, 64, 160]
-    if not factored:
-        monkeypatch.setattr(row_rounding, "_PARTS", 16)
+    monkeypatch.setattr(row_rounding, "_PARTS", 16)
     h = products(out)
     rows = RowFactor.of(torch.from_numpy(h), in_turn, None) if factored else h
     weight = np.random.default_rng(1).normal(size=(out, 24)).astype(np.float32)

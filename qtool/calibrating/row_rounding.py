@@ -18,7 +18,6 @@ Rounded = Callable[[Floats, NDArray[np.int32]], Floats]  # of some rows, and whi
 _OPTIONS = gptq.Options(act_order=True, damp_percent=1.0, token_damping=False)
 _PARTS = 64  # or more, in which rows are rounded, each before others make up for it; of
 _LEAST = 16  # so many rows, or a multiple
-_PARTS_OF_EXPERTS = 16  # which are many and small
 _BLOCK = 256  # rows after which all that are left are told
 
 
@@ -41,9 +40,9 @@ class RowFactor:
         return cls(there.upper, there.order)
 
 
-def rows_of_a_part(rows: int, parts: int = _PARTS) -> int:
+def rows_of_a_part(rows: int) -> int:
     """Of so many in all."""
-    return max(_LEAST, rows // parts // _LEAST * _LEAST)
+    return max(_LEAST, rows // _PARTS // _LEAST * _LEAST)
 
 
 def round_rows(
@@ -58,16 +57,14 @@ def round_rows(
     rows: H [out, out]. rounded: of some rows, and which they are, what becomes of each, whatever
     the others are. device: that makes rows up for others; the caller has it alone.
     """
-    if isinstance(rows, RowFactor):
-        parts, factor = _PARTS_OF_EXPERTS, rows
-    else:
+    if not isinstance(rows, RowFactor):
         there = torch.from_numpy(rows) if device is None else device.put(rows)
-        parts, factor = _PARTS, RowFactor.of(there, spread, device)
-    upper, order = factor.upper, factor.order
+        rows = RowFactor.of(there, spread, device)
+    upper, order = rows.upper, rows.order
     if device is not None:
         upper = upper.to(device.place)
     left = torch.from_numpy(np.ascontiguousarray(weight[order], np.float32)).to(upper.device)
-    size = rows_of_a_part(len(left), parts)
+    size = rows_of_a_part(len(left))
     block = size * max(1, _BLOCK // size)
     owed = left.new_empty(min(block, len(left)), left.shape[1])  # by all behind a block
     with single_thread():
