@@ -182,6 +182,16 @@ def test_a_text_is_read_some_at_a_time(
     assert "".join(read_text(path, raw=True)) == (plain if suffix == "jsonl" else text)
 
 
+@pytest.mark.parametrize("name", ["text.txt", "text.jsonl"])
+def test_a_byte_order_mark_is_no_text(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    text = '{"text": "a"}' if name.endswith("l") else "a"
+    path.write_text(text, encoding="utf-8-sig")
+    assert read(path) == ["a"]
+    if name == "text.txt":
+        assert "".join(read_text(path, raw=True)) == "\ufeffa"  # as llama.cpp reads it
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [

@@ -157,6 +157,19 @@ def test_odd_texts(kind: str, text: str) -> None:
     assert found.tolist() == trained(kind).encode(text, add_special_tokens=False).ids
 
 
+def test_a_text_that_comes_at_once_takes_no_longer() -> None:
+    """What is left of it is not copied at each cut."""
+
+    def encode(text: str) -> NDArray[np.int64]:
+        return np.frombuffer(text.encode(), np.uint8).astype(np.int64)
+
+    parts = 0
+    for ids in encoding.encoded(encode, ["a word " * 1_000_000]):
+        parts += 1
+        assert len(ids) < 1500
+    assert parts > 5000
+
+
 def test_no_more_of_a_text_is_read_than_is_asked_for() -> None:
     read: list[str] = []
 

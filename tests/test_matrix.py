@@ -10,8 +10,11 @@ from quantizing import Call, Called, caller, files, first_block_of_tiny, text_fi
 from qtool import schemas
 from qtool.cli import main as cli
 from qtool.matrix import run as running
+from qtool.matrix import shared
 from qtool.quality import evaluate
+from qtool.recipe.recipe import Calibration
 from qtool.runs import statement
+from qtool.runs.progress import Progress
 
 SCHEMA = Path(__file__).parent / "provenance.schema.json"
 GROUPS = "weights: {bits: 4, group_size: 32, symmetric: true}\n"
@@ -373,3 +376,26 @@ def test_statistics_are_kept_for_a_run_that_can_go_on(
     monkeypatch.setattr(running, "_make", make)
     fresh = json.loads(call(*words, "--fresh", "--json").out)
     assert not fresh["passes"][0]["taken_up"] and not Path("m/.matrix").exists()
+
+
+def test_texts_are_told_apart_of_a_gguf_source(tmp_path: Path) -> None:
+    """Whose tokenizer is in the file: by what they say, not by the file's name or its ends."""
+    source, text = tmp_path / "model.gguf", tmp_path / "text.jsonl"
+    source.write_bytes(b"GGUF")
+    turns = [{"role": "user", "content": "a"}]
+
+    def digest(*lines: object, samples: int = 4) -> str:
+        text.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        settings = Calibration(source=str(text), samples=samples)
+        return shared.text_digest(settings, source, Progress(quiet=True))
+
+    found = [
+        digest({"text": "a"}),
+        digest({"text": "b"}),
+        digest({"text": "a"}, samples=5),
+        digest({"messages": turns}),
+        digest({"messages": turns}, {"text": "a"}),
+        digest({"text": "a"}, {"text": "a"}),
+    ]
+    assert len({*found}) == len(found)
+    assert digest({"text": "a", "more": 1}) == found[0]

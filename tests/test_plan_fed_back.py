@@ -64,6 +64,41 @@ def test_gguf() -> None:
     assert fed.memory.disk_bytes - plain.memory.disk_bytes == 4 * 100 * LENGTH * HIDDEN * LAYERS
 
 
+@pytest.mark.parametrize("inner", [128, HIDDEN])
+def test_experts(inner: int, tmp_path: Path) -> None:
+    """Of their last matrices: one H and factor for all of a block, slopes of those that a token
+    meets."""
+    count, met, tokens = 4, 2, 100 * LENGTH
+    shapes = header_files.experts(LAYERS, count, HIDDEN, inner)
+    config = {"num_experts": count, "num_experts_per_tok": met}
+    model = Checkpoint.open(header_files.write(tmp_path / "m", shapes, config))
+    text = ("calibration.samples=4000", f"calibration.length={LENGTH}")
+    plain, fed = (
+        make_plan(load("w4g128-gptq", [*text, f"gptq.yaqa={n}"]), model, threads=1)
+        for n in (0, 100)
+    )
+    weights = LAYERS * (count * HIDDEN + met * 3 * HIDDEN * inner) + 512 * HIDDEN
+    flops = 7 * 2 * tokens * weights
+    flops += 2 * LAYERS * HIDDEN * (met * tokens * HIDDEN + count * HIDDEN * inner)
+    assert fed.seconds - plain.seconds == pytest.approx(flops / 8.5e10, abs=0.1)
+    few, more = (shapes_of(one.recipe, one.tensors, met / count) for one in (plain, fed))
+    (block,) = more.blocks
+    assert (block.given, block.fed, block.made) == (met * HIDDEN, HIDDEN * inner, ())
+    rounding = "rounding the matrices of a block"
+    parts = [
+        {stage.of: stage.nbytes for stage in estimate._in_block(one, block, Setting(1))}
+        for one in (few, more)
+    ]
+    own = 4 * HIDDEN**2 + estimate.FED_BACK_BYTES * HIDDEN * inner
+    assert parts[1][rounding] - parts[0][rounding] == own
+    kept = estimate.KEPT_OF_HIDDEN * HIDDEN + estimate.KEPT_OF_WIDEST * block.widest
+    back = parts[1]["slopes by what matrices of a block give"]
+    grams = 4 * sum(one.width**2 for one in estimate._together(more, block, Setting(1)))
+    assert back == block.nbytes + grams + 16 * HIDDEN**2 + int(
+        4 * more.batch * (kept + 3 * met * HIDDEN)
+    )
+
+
 def test_memory(tmp_path: Path) -> None:
     plain, fed = (shapes_of(one.recipe, one.tensors) for one in both(tmp_path, "w4g128-gptq"))
     assert fed.blocks[0].made == tuple(MADE)

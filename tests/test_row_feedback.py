@@ -183,6 +183,35 @@ def test_rows_of_a_gguf_in_another_order(
     assert (made.view(np.float32) != halves(stored)).any()
 
 
+@pytest.mark.parametrize(
+    ("origin", "matrices", "turned", "name"),
+    [
+        (("a",), 1, None, "a"),
+        (("a",), 1, True, None),
+        (("a", "b"), 1, None, None),
+        (("a", "b"), 2, None, "b"),
+        (("a",), 2, None, "a"),
+        (("a",), 2, True, "a"),
+        (("a",), 2, False, None),
+    ],
+)
+def test_what_a_part_of_a_gguf_tensor_is_of(
+    origin: tuple[str, ...],
+    matrices: int,
+    turned: bool | None,
+    name: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The second matrix of a stack of experts, one of a stack that is one tensor of the checkpoint,
+    there turned, or with others beside it."""
+    cut = None if turned is None else SimpleNamespace(only_turned=turned)
+    tensor: Any = SimpleNamespace(source=SimpleNamespace(origin=origin, cut=cut))
+    monkeypatch.setattr(swept_site, "matrices_of", lambda _: (matrices, 8))
+    part = swept_site.Part(tensor, matrices - 1, 0)
+    assert swept_site._name_of(part) == name
+    assert swept_site.fed_names({"site": [part]}) == ({name} if name else set())
+
+
 # Slopes.
 
 
@@ -262,14 +291,18 @@ def test_slopes_and_products_against_float64(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stacked", [False, True])
-@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe"])
+@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe", "llama4"])
 def test_what_experts_give_has_one_h(
     name: str, stacked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An expert's slopes are those of all experts' sum, times its share of it; shares add up to
     one, so that H is as if one matrix gave the sum. Qwen's gate and up together have as many rows
-    as states have."""
-    model = quantizing.build(name, tmp_path / "model")
+    as states have; Llama 4 multiplies by all experts at once, of which routers zero
+    what they read: each of the two of a token has the slopes of the sum."""
+    if name == "llama4":
+        model = gguf_models.build(name, tmp_path / "model")
+    else:
+        model = quantizing.build(name, tmp_path / "model")
     skeleton, tokens, ends = measured(model, tmp_path, 2, 64, 2)
     given: list[Vector] = []
 
@@ -291,9 +324,10 @@ def test_what_experts_give_has_one_h(
             assert {one for one, h in rows.items() if isinstance(h, RowFactor)} == last
             assert len(given) == bool(last)
             if last:
-                g = wanted[f"model.layers.{index}.mlp"]
+                kind, times = ("feed_forward", 2) if name == "llama4" else ("mlp", 1)
+                g = wanted[f"model.layers.{index}.{kind}"]
                 k = g / g.square().mean(-1, keepdim=True).sqrt().sqrt()
-                products = (k.T @ k).numpy()
+                products = times * (k.T @ k).numpy()
                 assert np.abs(given.pop() - products).max() < 1e-3 * np.abs(products).max()
             skeleton.advance(block, stream, workers)
 

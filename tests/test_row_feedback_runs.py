@@ -256,6 +256,8 @@ def test_experts(tmp_path: Path) -> None:
         assert verify_artifact(made.out, against=model).ok
         found[name] = {key: quant.codes for key, quant in made.quants.items() if "layers.0." in key}
     plain, one, two = found.values()
+    (note,) = (note for note in made.summary.notes if "gptq.yaqa" in note)
+    assert "12 samples, of routed experts those of their last matrices (gptq.yaqa)" in note
     (tokens, *_) = (report.tokens for report in made.summary.experts)
     rare = {n for n, seen in enumerate(tokens) if seen < MIN_EXPERT_TOKENS}
     experts = [name for name in plain if "experts" in name]

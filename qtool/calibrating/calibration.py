@@ -112,8 +112,8 @@ def _short(texts: Texts) -> str | None:
     if texts.size > _SHORT:
         return None
     found = ""
-    for number, piece in enumerate(texts.pieces()):
-        if number or isinstance(piece, Chat):
+    for piece in texts.pieces():
+        if isinstance(piece, Chat):
             return None
         found = "".join(piece)
     return found

@@ -28,7 +28,8 @@ _PLACES = (
 
 def encoded(encode: Encode, text: Iterable[str]) -> Iterator[Ids]:
     """The ids of a text that comes some at a time: those that `encode` gives of all of it."""
-    for part in _parts(encode, iter(text)):
+    small = (part[i : i + _AT_ONCE] for part in text for i in range(0, len(part), _AT_ONCE))
+    for part in _parts(encode, small):
         yield encode(part)
 
 

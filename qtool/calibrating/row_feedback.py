@@ -47,7 +47,6 @@ Floats = NDArray[np.float32]
 
 FED_BACK = "rows of a block made up for each other, by slopes over "  # a note; told() counts
 
-
 Rows = dict[str, Floats | RowFactor]  # H [out, out] by checkpoint tensor
 
 
@@ -65,6 +64,7 @@ class Feedback:
 
     ends: Ends
     alone: dict[int, str] = field(default_factory=dict)  # why rows of a block are rounded so
+    routed: set[int] = field(default_factory=set)  # blocks of whose experts some rows are not
 
     def said(self, index: int, fed: bool) -> list[str]:
         """Notes of block `index`. fed: whether rows of it made up for each other."""
@@ -75,7 +75,8 @@ class Feedback:
             return [
                 f"rows of a block did not make up for each other (gptq.yaqa): {self.alone[index]}"
             ]
-        return [f"{FED_BACK}{count(self.ends.samples, 'sample')}"] if fed else []
+        some = ", of routed experts those of their last matrices" if index in self.routed else ""
+        return [f"{FED_BACK}{count(self.ends.samples, 'sample')}{some}"] if fed else []
 
     def of(
         self, block: LoadedBlock, passage: Passage, found: BlockSites, names: Collection[str]
@@ -97,6 +98,8 @@ class Feedback:
         self, block: LoadedBlock, passage: Passage, found: BlockSites, names: Collection[str]
     ) -> Rows:
         kinds = _kinds(found, names)
+        if any(site.expert is not None for site in found.sites):
+            self.routed.add(block.index)
         widths = {
             kinds[one.matrix]: one.out_features for one in found.linears if one.matrix in kinds
         }
@@ -160,7 +163,8 @@ def _told(
     if kind.routed:
         factor = RowFactor.of(total, passage.workers.spread, passage.device)
         factor = replace(factor, upper=factor.upper.cpu())
-        return dict.fromkeys((reader.name for reader in readers), factor)
+        whole = (0, len(factor.order))
+        return {reader.name: factor for reader in readers if reader.rows == whole}
     owns = {reader.name: slice(*reader.rows) for reader in readers}
     return {name: host(total[own, own].contiguous()) for name, own in owns.items()}
 
@@ -271,7 +275,7 @@ def told(notes: Sequence[str], blocks: int) -> list[str]:
     if done:
         rest.append(
             f"rows of matrices made up for each other in {len(done)} of {blocks} blocks, by slopes "
-            f"over {done[0]} (gptq.yaqa): the model is nearer, though relative errors of matrices "
-            "are larger"
+            f"over {max(done, key=len)} (gptq.yaqa): the model is nearer, though relative errors of "
+            "matrices are larger"
         )
     return rest

@@ -108,20 +108,32 @@ def _decoded(
 ) -> Iterator[str]:
     utf8 = codecs.getincrementaldecoder("utf-8")()
     decoder = utf8 if raw else io.IncrementalNewlineDecoder(utf8, translate=True)
-    begun = 0  # the first byte that is not decoded yet
+    begun = 0  # bytes that were read before
+    for some in _blocks(path):
+        pending = len(utf8.getstate()[0])
+        try:
+            text = decoder.decode(some, final=not some)
+        except UnicodeDecodeError as error:
+            raise SourceError(
+                f"{path}: byte {begun - pending + error.start} is not UTF-8; calibration text must "
+                "be UTF-8"
+            ) from None
+        if not begun and not raw:
+            text = text.removeprefix("\ufeff")  # a byte-order mark, as editors of Windows write it
+        begun += len(some)
+        yield text
+        read(len(some))
+
+
+def _blocks(path: Path) -> Iterator[bytes]:
+    """Of a file, the last one empty; SourceError where it cannot be read."""
     try:
         with path.open("rb") as file:
             while some := file.read(_AT_ONCE):
-                yield decoder.decode(some)
-                begun = file.tell() - len(utf8.getstate()[0])
-                read(len(some))
-        yield decoder.decode(b"", final=True)
-    except UnicodeDecodeError as error:
-        raise SourceError(
-            f"{path}: byte {begun + error.start} is not UTF-8; calibration text must be UTF-8"
-        ) from None
+                yield some
     except OSError as error:
         raise SourceError(f"{path}: cannot be read ({error.strerror})") from None
+    yield b""
 
 
 def _pieces(path: Path, text: Iterator[str]) -> Iterator[Piece]:

@@ -86,4 +86,5 @@ def report(
     failing = [one.path for one in found.artifacts if not one.ok]
     if failing:
         says = "its findings say" if json_ else f"{out} says"
-        raise FormatError(f"{', '.join(failing)}: does not pass its checks; {says} which, and why")
+        do = "does not pass its" if len(failing) == 1 else "do not pass their"
+        raise FormatError(f"{', '.join(failing)}: {do} checks; {says} which, and why")

@@ -32,8 +32,8 @@ from qtool.plan.shapes import (
     Setting,
     Shapes,
     attention_rows,
-    gives_states,
     groups,
+    is_last,
     micro_batch,
     slope_bytes,
     text_bytes,
@@ -122,12 +122,12 @@ def shapes_of(
         folded = max(alike.values(), default=0)
         attending = attention_rows((t.name.removesuffix(".weight"), t.shape) for t in shared)
         made = tuple(sorted((t.shape[0] for t in shared if t.swept), reverse=True))
-        last = [t for t in experts if t.swept and gives_states(t.shape, hidden)]
+        last = [t for t in experts if t.swept and is_last(t.name)]
         fed = max(
             [t.parameters for t in shared if t.swept] + [t.parameters // t.shape[0] for t in last],
             default=0,
         )
-        states = active * hidden * sum(t.shape[0] for t in last)
+        states = active * sum(t.shape[0] * t.shape[1] for t in last)
         blocks.add(
             Block(
                 4 * sum(numbers), max(numbers), widest, inputs, folded, attending, made, fed, states
@@ -267,8 +267,10 @@ def run_cost(
                 flops += 2.0 * width * tensor.parameters + 2.0 * first * experts * width**3
                 if len(tensor.shape) == 2:
                     flops += duration.fed_back(shapes, tensor.shape[0], width)
-                elif gives_states(tensor.shape, shapes.hidden):
-                    flops += duration.fed_back_experts(shapes, share * experts, experts, width)
+                elif is_last(tensor.name):
+                    flops += duration.fed_back_experts(
+                        shapes, share * experts, experts, tensor.shape[1], width
+                    )
     if shapes.fed_back:
         shares = (
             tensor.parameters * (active if "_exps" in tensor.name else 1.0)

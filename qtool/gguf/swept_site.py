@@ -96,11 +96,11 @@ def sweep_site(
     square, rare = Squares.of(site, seen).square, is_rare(site, seen)
     with methods.named(_input_of(parts)):
         known = _known(square, parts, seen, rare, options, workers, device)
-    fed: dict[str, Blocks] = {}
+    fed: dict[Part, Blocks] = {}
     for part in parts if known.swept else ():
         own = _rows_of(part, rows or {})
         if own is not None:
-            fed[part.tensor.name] = _fed_back(part, own, known, block, workers, device, moved)
+            fed[part] = _fed_back(part, own, known, block, workers, device, moved)
     made, notes = _sweep(parts, known, block, file, workers, device, each, moved, fed)
     return made, [*notes, *([FED_BACK] if fed else [])]
 
@@ -135,10 +135,10 @@ def _sweep(
     device: Device | None,
     each: Each,
     moved: bool,
-    fed: Mapping[str, Blocks],
+    fed: Mapping[Part, Blocks],
 ) -> tuple[list[Made], list[str]]:
     """Matrices that read one input, by what is known of it, and notes. moved: the block has all
-    otherwise than the source; fed: what is rounded already, by name."""
+    otherwise than the source; fed: what is rounded already."""
     step = partial(
         _step, block=block, known=known, workers=workers, device=device, file=file, moved=moved,
         fed=fed,
@@ -198,7 +198,7 @@ def _step(
     device: Device | None,
     file: Path,
     moved: bool,
-    fed: Mapping[str, Blocks],
+    fed: Mapping[Part, Blocks],
 ) -> tuple[int, float, float]:
     """Some rows of a matrix: into the file, and into the decoder block. The checksum of their
     blocks; of some of them, tr(W H W') and tr(E H E')."""
@@ -208,7 +208,7 @@ def _step(
     start = part.matrix * matrices_of(tensor)[1] + first
     count = last - first
     weight = _weight(block, tensor, start, count, moved)
-    done = fed.get(tensor.name)
+    done = fed.get(part)
     if done is None:
         blocks = sweep.blocks_of(weight, tensor.type, known.given, workers.share())
     else:
@@ -253,13 +253,14 @@ def _rows_of(part: Part, rows: Rows) -> Floats | RowFactor | None:
     them grown."""
     tensor = part.tensor
     source, count = tensor.source, matrices_of(tensor)[1]
-    own = rows.get(_name_of(part) or "")
+    name = _name_of(part) or ""
+    own = rows.get(name)
     if isinstance(own, RowFactor):
         plain = source.order is None and source.growth is None and len(own.order) == count
         return own if plain else None
     if own is None or len(own) != count:
         return None
-    del rows[source.origin[0]]
+    del rows[name]
     if source.order is not None:
         order = source.order(np.arange(count, dtype=np.int64))
         own = own[np.ix_(order, order)]

@@ -222,7 +222,7 @@ def _text(run: _Run, cell: Cell) -> str:
     settings = cell.settings
     key = settings.model_dump_json()
     if key not in run.texts:
-        run.texts[key] = shared.text_digest(settings, run.source)
+        run.texts[key] = shared.text_digest(settings, run.source, run.progress)
     return run.texts[key]
 
 

@@ -57,11 +57,11 @@ class Measured:
         }
 
 
-def text_digest(settings: Calibration, source: Path) -> str:
+def text_digest(settings: Calibration, source: Path, progress: Progress) -> str:
     """Of the tokens that a recipe is calibrated on; of a GGUF file's, whose tokenizer is in the
     file, of the text and of what is taken of it."""
     if not is_gguf(source):
-        return calibration_tokens(settings, _folder(source)).digest
+        return calibration_tokens(settings, _folder(source), progress).digest
     found = hashlib.sha256(f"{settings.samples} {settings.length} {settings.seed}".encode())
     for piece in load_text(settings.source).pieces():
         found.update(b"\0")

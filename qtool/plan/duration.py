@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from qtool.layer_names import is_head
-from qtool.plan.shapes import Setting, Shapes, gives_states, groups
+from qtool.plan.shapes import Setting, Shapes, groups, is_last
 
 if TYPE_CHECKING:
     from qtool.plan.planned import Planned
@@ -60,10 +60,11 @@ def fed_back(shapes: Shapes, out: int, width: int) -> float:
     return 2.0 * out * (shapes.fed_back * out + out**2 + out * width)
 
 
-def fed_back_experts(shapes: Shapes, met: float, experts: float, width: int) -> float:
-    """The same of what experts give the hidden states, of which a token meets `met`; but for the
-    factor, which a block has one of."""
-    out = shapes.hidden if shapes.fed_back else 0
+def fed_back_experts(shapes: Shapes, met: float, experts: int, out: int, width: int) -> float:
+    """The same of the last matrices of experts, of which a token meets `met`; but for the factor,
+    which a block has one of."""
+    if not shapes.fed_back:
+        return 0.0
     return 2.0 * out * (met * shapes.fed_back * out + experts * out * width)
 
 
@@ -145,8 +146,8 @@ def seconds(
             flops += 2.0 * out * width * width
             if structure.expert_of(tensor.name) is None:
                 flops += fed_back(shapes, out, width)
-            elif gives_states(tensor.shape, shapes.hidden):
-                flops += fed_back_experts(shapes, active, 1, width)
+            elif is_last(tensor.module):
+                flops += fed_back_experts(shapes, active, 1, out, width)
     if shapes.fed_back:
         met = (
             tensor.parameters * (active if structure.expert_of(tensor.name) is not None else 1.0)

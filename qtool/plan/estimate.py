@@ -171,7 +171,7 @@ def _in_block(shapes: Shapes, block: Block, setting: Setting) -> list[Peak]:
         kept = KEPT_OF_HIDDEN * shapes.passed + KEPT_OF_WIDEST * block.widest
         kept += 2 * sum(block.made) + 3 * block.given  # slopes, and as they count
         back = block.nbytes + matrices + rows + batches * int(4 * shapes.batch * kept)
-        back += SOLVE_BYTES * shared
+        back += (4 + SOLVE_BYTES) * shared
         backs = [Peak(back, "slopes by what matrices of a block give")]
         # Each thread has one matrix as it is to be rounded, and one that is being factored.
         jobs += rows + 4 * shared + sum(SOLVE_BYTES * out**2 for out in block.made[:threads])

@@ -25,6 +25,7 @@ GRAM_BYTES = 4 << 30
 ROWS_AT_ONCE = 1 << 23
 
 _ATTENDING = re.compile(r"(?i)[._]([qkv]|w?qkv|query_key_value|[qk]v?_[ab])(_proj\w*)?$")
+_LAST = re.compile(r"[._](ffn_down_exps|down_proj|w2|output_linear)")
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
@@ -72,9 +73,9 @@ def gram_sum_bytes(width: int) -> int:
     return width**2 * 9 // 2
 
 
-def gives_states(shape: tuple[int, ...], hidden: int) -> bool:
-    """Whether an expert's matrix [out, in] is its last one."""
-    return shape[-2] == hidden != shape[-1]
+def is_last(name: str) -> bool:
+    """Whether an expert's matrix is its last one, as far as its name tells."""
+    return _LAST.search(name) is not None
 
 
 def slope_bytes(matrices: Iterable[tuple[int, ...]]) -> int:
@@ -222,9 +223,9 @@ def shapes_of(
                 if share is None:
                     made.append(tensor.shape[0])
                     fed = max(fed, tensor.parameters)
-                elif gives_states(tensor.shape, hidden):
+                elif is_last(tensor.module):
                     fed = max(fed, tensor.parameters)
-                    given += share * hidden
+                    given += share * tensor.shape[0]
                 before = inputs.get(site, Input(tensor.shape[1], 0, share))
                 inputs[site] = replace(before, largest=max(before.largest, tensor.parameters))
         numbers = [tensor.parameters for tensor in group]
