@@ -275,7 +275,7 @@ def told(notes: Sequence[str], blocks: int) -> list[str]:
     if done:
         rest.append(
             f"rows of matrices made up for each other in {len(done)} of {blocks} blocks, by slopes "
-            f"over {max(done, key=len)} (gptq.yaqa): the model is nearer, though relative errors of "
-            "matrices are larger"
+            f"over {max(done, key=len)} (gptq.yaqa): the model is nearer, though relative errors "
+            "of matrices are larger"
         )
     return rest
