@@ -96,11 +96,13 @@ def sweep_site(
     square, rare = Squares.of(site, seen).square, is_rare(site, seen)
     with methods.named(_input_of(parts)):
         known = _known(square, parts, seen, rare, options, workers, device)
-    fed: dict[Part, Blocks] = {}
+    fed: dict[tuple[str, int], Blocks] = {}  # by tensor and matrix
     for part in parts if known.swept else ():
         own = _rows_of(part, rows or {})
         if own is not None:
-            fed[part] = _fed_back(part, own, known, block, workers, device, moved)
+            fed[part.tensor.name, part.matrix] = _fed_back(
+                part, own, known, block, workers, device, moved
+            )
     made, notes = _sweep(parts, known, block, file, workers, device, each, moved, fed)
     return made, [*notes, *([FED_BACK] if fed else [])]
 
@@ -135,7 +137,7 @@ def _sweep(
     device: Device | None,
     each: Each,
     moved: bool,
-    fed: Mapping[Part, Blocks],
+    fed: Mapping[tuple[str, int], Blocks],
 ) -> tuple[list[Made], list[str]]:
     """Matrices that read one input, by what is known of it, and notes. moved: the block has all
     otherwise than the source; fed: what is rounded already."""
@@ -198,7 +200,7 @@ def _step(
     device: Device | None,
     file: Path,
     moved: bool,
-    fed: Mapping[Part, Blocks],
+    fed: Mapping[tuple[str, int], Blocks],
 ) -> tuple[int, float, float]:
     """Some rows of a matrix: into the file, and into the decoder block. The checksum of their
     blocks; of some of them, tr(W H W') and tr(E H E')."""
@@ -208,7 +210,7 @@ def _step(
     start = part.matrix * matrices_of(tensor)[1] + first
     count = last - first
     weight = _weight(block, tensor, start, count, moved)
-    done = fed.get(part)
+    done = fed.get((tensor.name, part.matrix))
     if done is None:
         blocks = sweep.blocks_of(weight, tensor.type, known.given, workers.share())
     else:
