@@ -5,8 +5,8 @@
 The neurons of every MLP are split into EXPERTS groups of those that fire together on TEXT; a router
 is fitted to how much each group gives, and the groups' last matrices are moved so that the CHOSEN
 ones give about what the whole MLP did. OUT is a Mixtral in bfloat16 of the same size. Of
-smollm2-768 it takes two minutes; perplexity goes from 27 to 66, and each expert sees three of four
-tokens.
+smollm2-768 it takes some minutes; perplexity goes from 35 to 97 (20 windows of another text), and
+each expert sees three of four tokens.
 """
 
 import shutil
