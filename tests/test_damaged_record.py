@@ -77,7 +77,7 @@ def test_who_compares_or_shows_says_it(folder: Path, call: Call, tmp_path: Path)
     said = call("diff", folder / "whole", folder / "damaged", "--all")
     assert said.status == 0 and len(lines(said)) == 1
     page = tmp_path / "report.html"
-    assert call("report", folder / "damaged", "-o", page).status == 0
+    assert call("report", folder / "damaged", "-o", page).status == 1
     assert SAID in page.read_text()
 
 
