@@ -127,6 +127,7 @@ def evaluate(
     import torch
 
     check_protocol(protocol)
+    begin = filled("", _text(protocol), _COMPARED_CHARACTERS)[:_COMPARED_CHARACTERS]
     with ExitStack() as stack:
         base = _open(against or artifacts[0], protocol, progress, stack)
         weights, vocabulary = base.skeleton.checkpoint, _vocabulary(base.skeleton)
@@ -139,7 +140,7 @@ def evaluate(
             # Whatever one of them lacks is told before hours of work.
             ready = [_open(path, protocol, progress, stack) for path in artifacts]
             for one in ready:
-                _check_same(one.skeleton, weights, vocabulary, protocol)
+                _check_same(one.skeleton, weights, vocabulary, begin)
         reference = None
         if against is not None:
             running = f"running the reference: {against}" if len(artifacts) > 1 else None
@@ -245,9 +246,7 @@ def _text(protocol: Protocol) -> Iterator[str]:
     return read_text(protocol.text, raw=protocol.name == "llama.cpp")
 
 
-def _check_same(
-    skeleton: Skeleton, reference: Weights, vocabulary: int, protocol: Protocol
-) -> None:
+def _check_same(skeleton: Skeleton, reference: Weights, vocabulary: int, text: str) -> None:
     """The same text has to be the same tokens, or the comparison says nothing."""
     its = skeleton.checkpoint
     if (found := _vocabulary(skeleton)) != vocabulary:
@@ -255,8 +254,7 @@ def _check_same(
             f"{its.path}: a vocabulary of {found}, the reference has {vocabulary}; they cannot be "
             "compared"
         )
-    some = filled("", _text(protocol), _COMPARED_CHARACTERS)[:_COMPARED_CHARACTERS]
-    if not np.array_equal(tokenize(some, its.folder), tokenize(some, reference.folder)):
+    if not np.array_equal(tokenize(text, its.folder), tokenize(text, reference.folder)):
         raise SourceError(
             f"{its.path}: its tokenizer cuts the text into other tokens than that of "
             f"{reference.path}; they are not of one model"
