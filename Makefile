@@ -5,6 +5,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+# Of thousands of modules a few are used: Python compiles these when they are first imported.
+INSTALL := $(PIP) install -q --no-compile -c constraints.txt
 SOURCES := pyproject.toml CMakeLists.txt constraints.txt \
 	$(shell find qtool formats kernels recipes -type f -not -path '*/__pycache__/*' 2>/dev/null)
 DEMO := out/tiny-w4g128-awq
@@ -68,14 +70,17 @@ ARCH ?= sm_90
 PTX = QTOOL_TEST_DEVICE=ptx $(BIN)/pytest -q -n auto --maxprocesses 4 --dist worksteal
 PTX_TESTS := $(wildcard tests/test_cuda_*.py) tests/test_ptx_kernels.py
 PTX_SHORT := test_cuda_dequantize or test_cuda_gemv or test_ptx_kernels or (test_cuda_encode and \
-	(sums or several or float16 or (cpus and not IQ))) or (test_cuda_quantize and (test_groups or \
-	test_odd or test_any_levels or Q4_K or True-True-True))
+	(sums or several or (float16 and not bfloat16-IQ) or (cpus and not IQ))) or \
+	(test_cuda_quantize and (test_odd or test_any_levels or Q4_K or True-True-True or \
+	(test_groups and (2- or 4- or 8-))))
+PTX_SM_75 := (test_cuda_dequantize and not (test_words and not (-3 or -4))) or test_scales or \
+	(test_cuda_gemv and not (2- or 3- or 4- or 5- or 6- or 7-))
 cuda-ptx: $(VENV)/.installed-test $(VENV)/.installed-nvrtc
 	QTOOL_TEST_ARCH=$(ARCH) $(PTX) $(PTX_TESTS)
 cuda-ptx-short: $(VENV)/.installed-test $(VENV)/.installed-nvrtc
 	QTOOL_TEST_ARCH=sm_90 $(PTX) $(PTX_TESTS) -k "$(PTX_SHORT)"
 	QTOOL_TEST_ARCH=sm_75 $(PTX) $(addprefix tests/test_cuda_,dequantize.py gemv.py quantize.py) \
-		-k "not test_cuda_quantize or test_scales"
+		-k "$(PTX_SM_75)"
 
 # What that code asks of a GPU, an estimate from it as disassembled: PATTERN=gemv for some alone.
 cuda-sass: $(VENV)/.installed-test
@@ -205,20 +210,22 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: $(SOURCES) | $(BIN)/python
-	$(PIP) install -q -c constraints.txt .
+	$(INSTALL) .
 	@touch $@
 
 $(VENV)/.installed-test: $(SOURCES) | $(BIN)/python
-	$(PIP) install -q -c constraints.txt '.[test]'
+	$(INSTALL) '.[test]'
 	@touch $(VENV)/.installed $@
 
 $(VENV)/.installed-nvrtc: constraints.txt | $(BIN)/python
-	$(PIP) install -q -c constraints.txt cuda-core cuda-bindings nvidia-cuda-nvrtc && touch $@ || \
+	$(INSTALL) cuda-core cuda-bindings nvidia-cuda-nvrtc && touch $@ || \
 		echo "without cuda-core: NVRTC is not checked" >&2
 
-$(VENV)/.installed-dev: $(SOURCES) | $(BIN)/python
-	$(PIP) install -q -c constraints.txt '.[test,dev]'
-	@touch $(VENV)/.installed $(VENV)/.installed-test $@
+# The extra `dev` alone: with the package before it, that would be built once more.
+DEV = import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["dev"])
+$(VENV)/.installed-dev: $(VENV)/.installed-test
+	$(INSTALL) $$($(BIN)/python -c '$(DEV)')
+	@touch $@
 
 clean:
 	rm -rf build out

@@ -86,19 +86,19 @@ def test_grids_and_tails(emulator: Emulator, block: BlockType) -> None:
             np.testing.assert_array_equal(found, native_gguf.encode(weight, block, chosen))
 
 
+@pytest.mark.parametrize("block", ENCODED, ids=lambda block: block.name)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_weights_in_half_precision(emulator: Emulator, dtype: str) -> None:
-    weight = gguf_data.weights("mixed", 5, 512)
+def test_weights_in_half_precision(emulator: Emulator, dtype: str, block: BlockType) -> None:
+    weight = gguf_data.weights("mixed", 3, 256)
     stored = weight.astype(np.float16) if dtype == "float16" else define.bfloat16_of(weight)
     wide = (
         stored.astype(np.float32)
         if dtype == "float16"
         else (stored.astype(np.uint32) << 16).view(np.float32)
     )
-    factors = gguf_data.importance("spread", 512)
-    for block in ENCODED:
-        found = encoded(emulator, stored, block, factors)
-        np.testing.assert_array_equal(found, native_gguf.encode(wide, block, factors), block.name)
+    factors = gguf_data.importance("spread", 256)
+    found = encoded(emulator, stored, block, factors)
+    np.testing.assert_array_equal(found, native_gguf.encode(wide, block, factors))
 
 
 @pytest.mark.parametrize("name", ["Q4_1", "Q4_K", "Q6_K"])

@@ -65,7 +65,11 @@ BOTH = ("w4g128-awq-gptq", 32, "float32")
 
 @pytest.mark.parametrize(
     ("name", "recipe", "group", "dtype"),
-    [(name, *one) for name in arch_models.ARCHITECTURES for one in (AWQ, GPTQ)]
+    [
+        pytest.param(name, *one, marks=[] if (at + number) % 2 == 0 else pytest.mark.slow)
+        for at, name in enumerate(arch_models.ARCHITECTURES)
+        for number, one in enumerate((AWQ, GPTQ))
+    ]
     # Norms of 1 + weight, fused matrices, experts, and none of these.
     + [(name, *BOTH) for name in ("llama", "qwen3_moe")]
     + [pytest.param(name, *BOTH, marks=pytest.mark.slow) for name in ("gemma3", "phi3")],

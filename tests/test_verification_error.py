@@ -177,11 +177,11 @@ FEW = ("calibration.samples=4", "calibration.length=32")
     [
         ("w4g64-rtn", ()),
         ("w4g128-rtn", ("format=gptq",)),
-        ("w8a8-dynamic", ()),
+        pytest.param("w8a8-dynamic", (), marks=pytest.mark.slow),
         ("fp8-block", ()),
         ("nvfp4", ()),
         ("w4g64-awq", (*FEW, "awq.grid=4")),
-        ("w2g64-gptq", FEW),
+        pytest.param("w2g64-gptq", FEW, marks=pytest.mark.slow),
     ],
 )
 def test_what_recipes_make_is_explained(
