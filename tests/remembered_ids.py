@@ -40,14 +40,14 @@ class Remembering:
 @contextmanager
 def remembered() -> Iterator[None]:
     """Within, texts are cut once in this process."""
-    from qtool.calibrating import calibration
+    from qtool.calibrating import tokenizing
 
-    load = calibration._fast
+    load = tokenizing._fast
     kept: dict[tuple[bytes, str, bool], list[int]] = {}
 
     def fast(path: Path) -> Remembering:
         return Remembering(load(path), path.read_bytes(), kept)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(calibration, "_fast", fast)
+        patch.setattr(tokenizing, "_fast", fast)
         yield

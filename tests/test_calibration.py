@@ -16,13 +16,10 @@ import pytest
 from numpy.typing import NDArray
 from typer.testing import CliRunner
 
-from qtool.calibrating import calibration, texts
-from qtool.calibrating.calibration import (
-    calibration_tokens,
-    chunks,
-    tokenize,
-)
+from qtool.calibrating import calibration, texts, tokenizing
+from qtool.calibrating.calibration import calibration_tokens, chunks
 from qtool.calibrating.texts import Text, check_source, default_text, load_text, read_text
+from qtool.calibrating.tokenizing import tokenize
 from qtool.cli.main import app
 from qtool.errors import SourceError, UnsupportedError
 from qtool.hub import tiny_folder
@@ -352,7 +349,7 @@ def test_a_model_without_a_tokenizer(tmp_path: Path) -> None:
     with pytest.raises(
         UnsupportedError, match=r"has no tokenizer; put the model's own \(tokenizer"
     ):
-        calibration.transformers_tokenizer(tmp_path)
+        tokenizing.transformers_tokenizer(tmp_path)
 
 
 def test_how_much_of_a_long_text_is_done_is_shown(

@@ -151,7 +151,7 @@ def test_a_template_reads_what_is_beside_the_messages(
 
 
 def test_texts_and_chats_in_one_file(tmp_path: Path) -> None:
-    from qtool.calibrating.calibration import tokenize
+    from qtool.calibrating.tokenizing import tokenize
 
     model = folder(tmp_path / "model")
     chat = {"messages": TURNS}

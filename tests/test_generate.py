@@ -18,10 +18,10 @@ from small_models import checkpoint
 from typer.testing import CliRunner
 
 import qtool
-from qtool.calibrating import calibration
-from qtool.calibrating.calibration import tokenize
+from qtool.calibrating import tokenizing
 from qtool.calibrating.device import Device
 from qtool.calibrating.skeleton import Skeleton
+from qtool.calibrating.tokenizing import tokenize
 from qtool.cli.main import app
 from qtool.errors import SourceError, UsageError
 from qtool.generating import products
@@ -203,13 +203,13 @@ def test_the_tokenizer_is_read_once_to_cut_and_once_to_tell(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     read: list[Path] = []
-    real = calibration._fast
+    real = tokenizing._fast
 
     def counted(path: Path) -> Any:
         read.append(path)
         return real(path)
 
-    monkeypatch.setattr(calibration, "_fast", counted)
+    monkeypatch.setattr(tokenizing, "_fast", counted)
     found = generate(TINY, PROMPT, 3, None, QUIET)
     assert len(read) == 2
     tokenizer = real(TINY / "tokenizer.json")

@@ -1,6 +1,6 @@
 """The tokens that the model reads while its activations are measured.
 
-    text    see qtool.calibrating.texts
+    text    see qtool.calibrating.texts; several of them in qtool.calibrating.mixture
     chunks  each text tokenized as one, without special tokens, and each chat as its template writes
             it; their ids one after the other, cut consecutively into n chunks of equal length; of
             these, by number, sorted(numpy.random.default_rng(seed).permutation(n)[:samples])
@@ -10,24 +10,26 @@ came from.
 """
 
 import hashlib
-import json
-import os
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from qtool.calibrating.chats import Chat, render
-from qtool.calibrating.encoding import Encode, encoded
-from qtool.calibrating.texts import TOPICS, Piece, Text, Texts, load_text
-from qtool.errors import SourceError, UnsupportedError
+from qtool.calibrating.mixture import interleaved, is_mixture, mixture
+from qtool.calibrating.texts import TOPICS, Piece, Texts, load_text
+from qtool.calibrating.tokenizing import (
+    TokenizerErrors,
+    tokenize,
+    tokenized,
+    transformers_tokenizer,
+)
+from qtool.errors import SourceError
 from qtool.formats import safetensors_file as st
 from qtool.runs.progress import Progress
 
@@ -85,7 +87,20 @@ def calibration_tokens(
     SourceError where the text is missing or too short, with the numbers. progress: shows how much
     of a long text is done.
     """
-    texts = load_text(settings.source)
+    of = mixture(settings.source)
+    chosen, name = [], "file"
+    for part, count in zip(of.parts, of.counts(settings.samples), strict=True):
+        own = load_text(part.source)
+        ids = _ids_of(own, model, progress)
+        where = f"the calibration text ({part.source or TOPICS})"
+        chosen.append(chunks(ids, count, settings.length, settings.seed, where))
+        if not is_mixture(settings.source):
+            name = own.name
+    return Calibration(interleaved(chosen), name, settings.seed)
+
+
+def _ids_of(texts: Texts, model: Path, progress: Progress | None) -> NDArray[np.integer]:
+    """Of a text; SourceError where the model has no such ids."""
     ids: NDArray[np.integer]
     if (text := _short(texts)) is not None:
         ids = _kept_ids(text, model, _state(model / "tokenizer.json"))
@@ -96,14 +111,15 @@ def calibration_tokens(
             f"{model}: its tokenizer gives the id {highest}, but config.json has a vocabulary of "
             f"{vocabulary}; tokenizer and model do not belong together"
         )
-    where = f"the calibration text ({settings.source or TOPICS})"
-    tokens = chunks(ids, settings.samples, settings.length, settings.seed, where)
-    return Calibration(tokens, texts.name, settings.seed)
+    return ids
 
 
 def check_length(settings: Settings, model: Path) -> None:
     """SourceError as above of a text that may be too short, before torch is imported."""
-    if (model / "tokenizer.json").is_file() and _short(load_text(settings.source)) is not None:
+    parts = mixture(settings.source).parts
+    if (model / "tokenizer.json").is_file() and all(
+        _short(load_text(part.source)) is not None for part in parts
+    ):
         calibration_tokens(settings, model)
 
 
@@ -119,7 +135,7 @@ def _short(texts: Texts) -> str | None:
     return found
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=8)
 def _kept_ids(text: str, model: Path, _: object) -> NDArray[np.int64]:
     """Of a short text, all of it, since which chunks are taken depends on how many there are.
     A run wants them for a digest, for what it measures and for what it proves: once will do."""
@@ -158,7 +174,7 @@ def _joined(some: Iterable[NDArray[np.int64]]) -> NDArray[np.uintc]:
 def _chat_ids(chat: Chat, tokenizer: Any, model: Path) -> NDArray[np.int64]:
     """As apply_chat_template(tokenize=True) of transformers gives them."""
     text = render(chat, tokenizer, str(model))
-    with _TokenizerErrors(model / "tokenizer.json"):
+    with TokenizerErrors(model / "tokenizer.json"):
         ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     return np.array(ids, dtype=np.int64)
 
@@ -184,120 +200,6 @@ def chunks(
         )
     chosen = np.sort(np.random.default_rng(seed).permutation(n)[:samples])
     return ids[: n * length].reshape(n, length)[chosen].astype(np.int64)
-
-
-def tokenize(text: str, model: Path, special: bool = False) -> NDArray[np.int64]:
-    """Ids of the text as one, with special tokens (BOS and the like) where that is asked for."""
-    if special:
-        return _encode(model, special)(text)
-    return np.concatenate([*tokenized([text], model)])
-
-
-def tokenized(text: Text, model: Path) -> Iterator[NDArray[np.int64]]:
-    """Ids of a text as one, without special tokens, of which some come at a time as it does."""
-    return encoded(_encode(model), text)
-
-
-def _encode(model: Path, special: bool = False) -> Encode:
-    file = model / "tokenizer.json"
-    if not file.is_file():
-        theirs = transformers_tokenizer(model)
-        return lambda text: np.array(theirs.encode(text, add_special_tokens=special), np.int64)
-    fast = _fast(file)
-
-    def encode(text: str) -> NDArray[np.int64]:
-        with _TokenizerErrors(file):
-            return np.array(fast.encode(text, add_special_tokens=special).ids, np.int64)
-
-    return encode
-
-
-def text_after(before: Sequence[int], ids: Sequence[int], model: Path) -> str:
-    """What ids add to the text of those before them, without special tokens. What characters a
-    token is can depend on its neighbours, so that both are decoded and the difference taken."""
-    fast = model / "tokenizer.json"
-    both = [*before], [*before, *ids]
-    if fast.is_file():
-        tokenizer = _fast(fast)
-        with _TokenizerErrors(fast):
-            first, whole = (str(tokenizer.decode(some)) for some in both)
-    else:
-        slow = transformers_tokenizer(model)
-        first, whole = (str(slow.decode(some, skip_special_tokens=True)) for some in both)
-    return whole[len(first) :]
-
-
-def _fast(path: Path) -> Any:
-    """Of a tokenizer.json: the same ids as transformers gives, without importing it."""
-    from tokenizers import Tokenizer
-
-    content = st.read_json(path)
-    if not isinstance(content.get("model"), dict):
-        raise SourceError(f"{path}: not a tokenizer (it has no `model`); fetch it again")
-    with _TokenizerErrors(path):
-        tokenizer = Tokenizer.from_str(json.dumps(content))
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
-        return tokenizer
-
-
-# Of the files that tokenizers of transformers are made of, one is always there.
-_TOKENIZERS = ("*token*", "*vocab*", "*.model", "*.tiktoken", "*.spm", "*spiece*", "*.bpe", "*.txt")
-
-
-def transformers_tokenizer(model: Path) -> Any:
-    """The tokenizer as transformers loads it; UnsupportedError where it cannot."""
-    if model.is_dir() and not any(path for one in _TOKENIZERS for path in model.glob(one)):
-        raise UnsupportedError(
-            f"{model}: has no tokenizer; put the model's own (tokenizer.json, "
-            "tokenizer_config.json) beside its weights: text is cut into tokens with it"
-        )
-    from transformers import AutoTokenizer
-
-    try:
-        with _TokenizerErrors(model / "tokenizer.json"):
-            return AutoTokenizer.from_pretrained(model, trust_remote_code=False)
-    # What tokenizer classes raise of files that are not theirs, or not as they should be.
-    except (OSError, ValueError, ImportError, TypeError, AttributeError, LookupError,
-            RuntimeError) as error:  # fmt: skip
-        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise UnsupportedError(
-            f"{model}: no tokenizer that transformers can load ({said}); calibration needs one"
-        ) from None
-
-
-class _TokenizerErrors:
-    """Within, what the tokenizers library says of a file becomes a SourceError.
-
-    Its errors are plain Exceptions: no class of their own, and no other class is taken for one. Of
-    some files it panics, which is no Exception at all, and then writes pages to stderr itself.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._stderr: int | None = None
-
-    def __enter__(self) -> None:
-        with suppress(OSError):  # where there is no stderr, nothing can be written to it
-            self._stderr = os.dup(2)
-            nothing = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nothing, 2)
-            os.close(nothing)
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._stderr is not None:
-            os.dup2(self._stderr, 2)
-            os.close(self._stderr)
-        if kind is Exception or (kind is not None and kind.__name__ == "PanicException"):
-            said = " ".join(str(error).split())[:200]
-            raise SourceError(
-                f"{self._path}: the tokenizer cannot be used ({said}); fetch it again"
-            ) from error
 
 
 def _vocabulary(model: Path, default: int) -> int:

@@ -4,6 +4,7 @@ a text file        one text
 JSONL              a line is {"text": ...} or a chat (qtool.calibrating.chats). Texts that follow
                    each other are joined by newlines; a chat is a piece of its own
 a hub dataset      such a file of it
+a YAML file        names several of these (qtool.calibrating.mixture)
 nothing            Python's own help texts
 
 A text comes some at a time, since it may be longer than memory.
@@ -20,6 +21,7 @@ from typing import Any, cast
 
 from qtool import hub
 from qtool.calibrating.chats import Chat, chat_of
+from qtool.calibrating.mixture import mixture
 from qtool.errors import SourceError, UnsupportedError
 
 _JSONL = (".jsonl", ".ndjson", ".json")
@@ -60,12 +62,14 @@ def load_text(source: str | None) -> Texts:
 
 
 def check_source(source: str | None) -> None:
-    """SourceError for a text that can be told to be of no use without model, network and torch."""
-    if source is not None and source != TOPICS and (path := _file(source)) is not None:
-        for piece in _pieces(path, _decoded(path)):
-            if not isinstance(piece, Chat):
-                for _ in piece:
-                    pass
+    """SourceError for texts that can be told to be of no use without model, network and torch."""
+    for part in mixture(source).parts:
+        own = part.source
+        if own is not None and own != TOPICS and (path := _file(own)) is not None:
+            for piece in _pieces(path, _decoded(path)):
+                if not isinstance(piece, Chat):
+                    for _ in piece:
+                        pass
 
 
 def _file(source: str) -> Path | None:

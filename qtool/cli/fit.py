@@ -37,7 +37,8 @@ def fit(
         typer.Option(help="to choose among: such as q3_k,q4_k,q6_k, or bits, such as 4,8"),
     ] = None,
     calibration: Annotated[
-        str | None, typer.Option(help="text or JSONL file (texts or chats), or a hub dataset")
+        str | None,
+        typer.Option(help="text, JSONL (texts, chats) or YAML of several, or a hub dataset"),
     ] = None,
     samples: Annotated[
         int | None, typer.Option(min=1, help="samples of the text; 16 by default")

@@ -31,7 +31,8 @@ def matrix(
         int | None, typer.Option(min=1, help="windows of that text; by default up to 20")
     ] = None,
     calibration: Annotated[
-        str | None, typer.Option(help="text or JSONL file (texts or chats), or a hub dataset")
+        str | None,
+        typer.Option(help="text, JSONL (texts, chats) or YAML of several, or a hub dataset"),
     ] = None,
     samples: Annotated[int | None, typer.Option(min=1, help="calibration samples")] = None,
     length: Annotated[int | None, typer.Option(min=1, help="tokens in a sample")] = None,

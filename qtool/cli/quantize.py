@@ -30,7 +30,8 @@ def quantize(
         typer.Option("-o", "--out", help="to make; by default MODEL-RECIPE or MODEL-RECIPE.gguf"),
     ] = None,
     calibration: Annotated[
-        str | None, typer.Option(help="text or JSONL file (texts or chats), or a hub dataset")
+        str | None,
+        typer.Option(help="text, JSONL (texts, chats) or YAML of several, or a hub dataset"),
     ] = None,
     samples: Annotated[int | None, typer.Option(min=1, help="calibration samples")] = None,
     length: Annotated[int | None, typer.Option(min=1, help="tokens in a sample")] = None,

@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from qtool.calibrating.calibration import text_after, tokenize
 from qtool.calibrating.device import Device
 from qtool.calibrating.meta_model import tensors_of
 from qtool.calibrating.reading import OnHost
 from qtool.calibrating.skeleton import Skeleton, move, read_parameter
+from qtool.calibrating.tokenizing import text_after, tokenize
 from qtool.cuda.reading import OnDevice, reading_onto
 from qtool.errors import SourceError, UnsupportedError, UsageError
 from qtool.generating.products import InFloat32, Key, Matrix, Products, key, matrix

@@ -63,9 +63,12 @@ class Block:
 
 
 def text_bytes(source: str | None) -> int:
-    """Of a file; 0 of a hub dataset and of Python's help, which is short."""
-    path = Path(source or "")
-    return path.stat().st_size if path.is_file() else 0
+    """Of a file, the largest one of a mixture; 0 of a hub dataset and of Python's help, which is
+    short."""
+    from qtool.calibrating.mixture import mixture
+
+    files = (Path(part.source or "") for part in mixture(source).parts)
+    return max(path.stat().st_size if path.is_file() else 0 for path in files)
 
 
 def gram_sum_bytes(width: int) -> int:

@@ -23,10 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool import structure
-from qtool.calibrating.calibration import tokenize, tokenized
 from qtool.calibrating.encoding import filled
 from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.texts import read_text
+from qtool.calibrating.tokenizing import tokenize, tokenized
 from qtool.calibrating.weights import Weights
 from qtool.checkpoint import Checkpoint
 from qtool.errors import SourceError, UsageError

@@ -63,7 +63,8 @@ class Calibration(Table):
 
     source: str | None = Field(
         default=None,
-        description="text or JSONL (texts or chats), or a hub dataset; default: pydoc_data.topics",
+        description="text, JSONL (texts, chats), YAML of several, or a hub dataset; default: "
+        "pydoc_data.topics",
     )
     samples: int = Field(default=128, ge=1, le=1_000_000)
     length: int = Field(default=512, ge=8, le=1_048_576, description="tokens per sample")

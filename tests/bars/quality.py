@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from qtool.calibrating.calibration import tokenized
 from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.texts import read_text
+from qtool.calibrating.tokenizing import tokenized
 from qtool.native.library import default_threads
 from qtool.quality import metrics
 from qtool.quality.engine_inputs import activations

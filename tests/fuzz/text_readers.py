@@ -116,7 +116,7 @@ class Tokenizer:
     def attempt(self, data: bytes) -> None:
         import small_tokenizers as small
 
-        from qtool.calibrating.calibration import tokenize
+        from qtool.calibrating.tokenizing import tokenize
         from qtool.gguf.tokenizer_files import tokenizer_files
         from qtool.gguf.tokenizers import tokenizer_metadata
 

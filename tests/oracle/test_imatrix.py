@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from oracle import llama_quantize
 
-from qtool.calibrating.calibration import tokenize
 from qtool.calibrating.texts import default_text
+from qtool.calibrating.tokenizing import tokenize
 from qtool.gguf.imatrix import read_importance, write_importance
 from qtool.native.library import default_threads
 

@@ -1,0 +1,99 @@
+"""Several texts to calibrate on, in stated shares: a YAML file that names them.
+
+    - web.txt
+    - {source: chats.jsonl, share: 2}
+
+Of the samples each text gives its share (1 where none is said), chosen as they would be of that
+text alone; then they alternate, so that the first of them are of all texts, too. A file is looked
+for beside the YAML file, a hub dataset is named as elsewhere.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qtool.errors import RecipeError, SourceError
+
+_EXPECTED = "expected is a list of texts, each a name or {source: NAME, share: NUMBER}"
+
+
+@dataclass(frozen=True)
+class Part:
+    """A text of a mixture."""
+
+    source: str | None  # None: Python's own help
+    share: float = 1.0
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Where samples come from: one text, or those that a YAML file names."""
+
+    name: str
+    parts: tuple[Part, ...]
+
+    def counts(self, samples: int) -> list[int]:
+        """How many samples each text gives, by largest remainders; SourceError where one is left
+        without any."""
+        total = sum(part.share for part in self.parts)
+        wanted = np.array([samples * part.share / total for part in self.parts])
+        found = np.floor(wanted).astype(np.int64)
+        rest = np.argsort(found - wanted, kind="stable")
+        found[rest[: samples - int(found.sum())]] += 1
+        if not found.all():
+            left = self.parts[int(np.argmin(found))]
+            raise SourceError(
+                f"{self.name}: {samples} samples are too few for {len(self.parts)} texts in these "
+                f"shares, none is left for {left.source}; ask for more (--samples)"
+            )
+        return [int(count) for count in found]
+
+
+def is_mixture(source: str | None) -> bool:
+    """Whether a source is a file that names texts."""
+    return source is not None and source.lower().endswith((".yaml", ".yml"))
+
+
+def mixture(source: str | None) -> Mixture:
+    """The texts that a source stands for; SourceError of a YAML file that is none of texts."""
+    if source is None or not is_mixture(source) or not Path(source).is_file():
+        return Mixture(source or "", (Part(source),))
+    from qtool.recipe import file, yaml_source
+
+    path = Path(source)
+    try:
+        found = yaml_source.parse(file.read(path), source)
+    except RecipeError as error:
+        raise SourceError(f"{error} ({_EXPECTED})") from None
+    if not isinstance(found.value, list) or not found.value:
+        raise SourceError(f"{source}: {_EXPECTED}")
+    parts = [
+        _part(path, value, found.locate((number,))) for number, value in enumerate(found.value)
+    ]
+    return Mixture(source, tuple(parts))
+
+
+def interleaved(chosen: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
+    """Samples of all texts, [samples, length]: those of each at equal distances."""
+    places = [(np.arange(len(one)) + 0.5) / len(one) for one in chosen]
+    return np.concatenate(chosen)[np.argsort(np.concatenate(places), kind="stable")]
+
+
+def _part(path: Path, value: object, where: str) -> Part:
+    if isinstance(value, str):
+        value = {"source": value}
+    if not isinstance(value, dict) or not {"source"} <= value.keys() <= {"source", "share"}:
+        raise SourceError(f"{where}: {_EXPECTED}")
+    source, share = value["source"], value.get("share", 1.0)
+    if not isinstance(source, str) or not source:
+        raise SourceError(f"{where}: source: {source!r} is no name; {_EXPECTED}")
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share < math.inf:
+        raise SourceError(f"{where}: share: {share!r} is no number above 0; {_EXPECTED}")
+    if is_mixture(source):
+        raise SourceError(f"{where}: {source}: a mixture within a mixture; name its texts here")
+    near = path.parent / source
+    return Part(str(near) if near.exists() else source, float(share))
