@@ -38,6 +38,8 @@ def build(folder: Path) -> ctypes.CDLL:
     """The library, compiled by the first process of a session that asks for it."""
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
+        # Where a GPU is at hand, checks that ran nothing would count as passed.
+        assert os.environ.get("QTOOL_TEST_DEVICE") != "cuda", "no g++ or clang++ on PATH"
         pytest.skip("no C++ compiler on PATH (g++ or clang++)")
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in _sources())).hexdigest()
     library = folder / f"emulate-{digest[:16]}.so"

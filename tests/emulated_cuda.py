@@ -231,6 +231,8 @@ class Cuda:
         to = self.device_of(asked) if asked is not None and asked.type == "cuda" else asked
         free = kwargs.get("non_blocking", name == "copy_" and len(args) > 2 and args[2])
         pins = kwargs.get("pin_memory") or name == "_pin_memory"
+        if pins and asked is not None and asked.type == "cuda":
+            raise RuntimeError("Only dense CPU tensors can be pinned")  # torch's own words
         if name == "is_pinned":
             return bool(mine) and not mine[0].there
         if not mine and not pins and (to is None or to.type != "cuda"):

@@ -23,6 +23,7 @@ from qtool.calibrating.device import Device
 from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.tokenizing import tokenize
 from qtool.cli.main import app
+from qtool.cuda.reading import OnDevice
 from qtool.errors import SourceError, UsageError
 from qtool.generating import products
 from qtool.generating.generate import Generated, _room, generate
@@ -117,6 +118,15 @@ def test_packed_words_are_what_is_multiplied(
     assert "dequantize" in seen[:20] and "gemv" in seen
     if recipe == "w4g128-rtn":  # all of its matrices have such a kernel
         assert "dequantize" not in seen[seen.index("gemv") :]
+
+
+def test_vectors_that_lie_beside_each_other(made: Callable[[str], Path], device: Device) -> None:
+    """As a state-space layer gives them, transposed: their numbers are not neighbours."""
+    with open_weights(made("w4g128-rtn")) as weights:
+        name = "model.layers.0.mlp.up_proj.weight"
+        times = products.matrix(OnDevice(weights, device), name).times
+        given = torch.from_numpy(np.random.default_rng(1).normal(size=(256, 3)).astype(np.float32))
+        assert torch.equal(times(given.T), times(given.T.contiguous()))
 
 
 @pytest.mark.parametrize("name", ["mixtral", pytest.param("qwen3_moe", marks=pytest.mark.slow)])

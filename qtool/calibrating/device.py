@@ -70,6 +70,8 @@ def open_gpu() -> Device:
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+    # Its slopes are sums in the order in which blocks happen to end: other digits in every run.
+    torch.backends.cuda.enable_mem_efficient_sdp(False)
     place = torch.device("cuda", torch.cuda.current_device())
     found = torch.cuda.get_device_properties(place)
     free, _ = torch.cuda.mem_get_info(place)

@@ -164,7 +164,7 @@ class Passing:
 
     def __setitem__(self, number: int, states: torch.Tensor) -> None:
         self.settle()
-        here = torch.empty(states.shape, pin_memory=self._device.pins)
+        here = torch.empty(states.shape, device="cpu", pin_memory=self._device.pins)
         self._out.wait_stream(self._here())
         arrived = self._api.Event()
         with self._api.stream(self._out):

@@ -62,7 +62,9 @@ class CudaPlace:
     def host(self, nbytes: int) -> Host:
         """Pinned memory, for the stream's GPU also where another is current."""
         with self._torch.cuda.stream(self._stream):
-            pinned = self._torch.empty(nbytes, dtype=self._torch.uint8, pin_memory=True)
+            pinned = self._torch.empty(
+                nbytes, dtype=self._torch.uint8, device="cpu", pin_memory=True
+            )
         return Host(pinned.numpy(), pinned)
 
     def room(self, nbytes: int) -> Any:

@@ -47,7 +47,8 @@ class Uploads:
     def _turn(self) -> tuple[torch.Tensor, Any]:
         """The buffer whose copy is the older one."""
         if len(self._buffers) < 2:
-            made = torch.empty(BUFFER_BYTES, dtype=torch.uint8, pin_memory=True)
+            # Named, since what reads weights may have the GPU as the device of all new tensors.
+            made = torch.empty(BUFFER_BYTES, dtype=torch.uint8, device="cpu", pin_memory=True)
             self._buffers.append((made, self._api.Event()))
         else:
             self._buffers.reverse()

@@ -97,7 +97,7 @@ def _dense(weights: Weights, name: str, device: Device) -> Product:
 
 def _packed(found: Packed, device: Device) -> Product:
     def product(x: torch.Tensor) -> torch.Tensor:
-        vectors = x.reshape(-1, found.shape[1]).to(torch.float16)
+        vectors = x.reshape(-1, found.shape[1]).to(torch.float16).contiguous()
         if found.times is not None and len(vectors) <= MOST:
             kept: list[torch.Tensor] = []  # until the tasks are under way
 
