@@ -65,16 +65,17 @@ cuda-kernels: $(VENV)/.installed $(VENV)/.installed-nvrtc
 
 # The kernels' own tests, of what NVRTC makes of them for ARCH, which a machine written in numpy runs
 # (tests/ptx). cuda-ptx-short: every kernel as sm_90 has it, with fewer kinds of weights for those
-# that encode or round; and those whose code is another on sm_75, with fewer of those that round.
+# that encode or round; and those whose code is another on sm_75, with fewer of those that round, numbers of vectors
+# and widths of words.
 ARCH ?= sm_90
 PTX = QTOOL_TEST_DEVICE=ptx $(BIN)/pytest -q -n auto --maxprocesses 4 --dist worksteal
 PTX_TESTS := $(wildcard tests/test_cuda_*.py) tests/test_ptx_kernels.py
 PTX_SHORT := test_cuda_dequantize or test_cuda_gemv or test_ptx_kernels or (test_cuda_encode and \
 	(sums or several or (float16 and not bfloat16-IQ) or (cpus and not IQ))) or \
 	(test_cuda_quantize and (test_odd or test_any_levels or Q4_K or True-True-True or \
-	(test_groups and (2- or 4- or 8-))))
+	(test_groups and ([2- or [4- or [8-))))
 PTX_SM_75 := (test_cuda_dequantize and not (test_words and not (-3 or -4))) or test_scales or \
-	(test_cuda_gemv and not (2- or 3- or 4- or 5- or 6- or 7-))
+	(test_cuda_gemv and not ([2- or [3- or [4- or [5- or [6- or [7-))
 cuda-ptx: $(VENV)/.installed-test $(VENV)/.installed-nvrtc
 	QTOOL_TEST_ARCH=$(ARCH) $(PTX) $(PTX_TESTS)
 cuda-ptx-short: $(VENV)/.installed-test $(VENV)/.installed-nvrtc

@@ -218,7 +218,7 @@ def evaluate(
 
     chosen = Protocol(protocol, Path(text), windows, length)
     check_protocol(chosen)
-    place = device_of(device)
+    place = device_of(device, ways_back=False)
     progress = progress or Progress(quiet=quiet)
     reference = None if against is None else resolve(str(against), progress)
     with _threads_as_before(), explained(place, "the head and its logits"):
@@ -258,7 +258,7 @@ def generate(
     from qtool.runs.progress import Progress
     from qtool.runs.request import device_of
 
-    place = device_of(device)
+    place = device_of(device, ways_back=False)
     progress = progress or Progress(quiet=quiet)
     path = resolve(str(artifact), progress)
     with _threads_as_before(), explained(place, "the model"):

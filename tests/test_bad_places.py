@@ -107,6 +107,19 @@ def test_a_mount_point_is_refused_before_the_work(
     assert_one_sentence(said, f"{out}: is a mount point", "inside it")
 
 
+@pytest.mark.parametrize("recipe", ["w4g128-rtn", "q4_k_m"])
+@pytest.mark.parametrize("out", ["", "."])
+def test_outputs_without_a_name(
+    out: str, recipe: str, model: Path, tmp_path: Path, call: Call,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """As of a variable of the shell that is not set."""
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    words = ("quantize", str(model), "--recipe", recipe, "-o", out)
+    assert_one_sentence(call(*words), "-o names nothing")
+
+
 def test_a_name_that_cannot_be_given(
     model: Path, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -89,14 +89,14 @@ def test_grids_and_tails(emulator: Emulator, block: BlockType) -> None:
 @pytest.mark.parametrize("block", ENCODED, ids=lambda block: block.name)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_weights_in_half_precision(emulator: Emulator, dtype: str, block: BlockType) -> None:
-    weight = gguf_data.weights("mixed", 3, 256)
+    weight = gguf_data.weights("mixed", 2, 512)
     stored = weight.astype(np.float16) if dtype == "float16" else define.bfloat16_of(weight)
     wide = (
         stored.astype(np.float32)
         if dtype == "float16"
         else (stored.astype(np.uint32) << 16).view(np.float32)
     )
-    factors = gguf_data.importance("spread", 256)
+    factors = gguf_data.importance("spread", 512)
     found = encoded(emulator, stored, block, factors)
     np.testing.assert_array_equal(found, native_gguf.encode(wide, block, factors))
 

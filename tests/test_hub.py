@@ -123,9 +123,11 @@ def test_download(tmp_path: Path) -> None:
         assert len(Checkpoint.open(folder).tensors) == 21
         sentences = (
             "has only Python pickles (pytorch_model.bin)",
-            "ann/gguf on the hub (there is no such folder here) has only GGUF files, such as m-q4.",
-            "ann/gated on the hub (there is no such folder here) is gated",
-            "ann/nothing on the hub (there is no such folder here) does not exist, or is private",
+            "ann/gguf on the hub (there is no such file or folder here) has only GGUF files, such "
+            "as m-q4.",
+            "ann/gated on the hub (there is no such file or folder here) is gated",
+            "ann/nothing on the hub (there is no such file or folder here) does not exist, or is "
+            "private",
             "has no revision 'v9'",
         )
         for error, sentence in zip(errors, sentences, strict=True):
@@ -156,6 +158,9 @@ def test_local_paths_win(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert hub.public_name("ann/llama") is None
     for missing in ("./nothing", "/no/such/path", "nothing", "a/b/c", "../x"):
         with pytest.raises(SourceError, match=r"no such file or folder, and no hub id .*llama-7b"):
+            hub.resolve(missing)
+    for missing in ("out/model.gguf", "out/model.safetensors"):  # and no repository
+        with pytest.raises(SourceError, match=f"^{missing}: no such file or folder$"):
             hub.resolve(missing)
 
 

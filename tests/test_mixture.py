@@ -3,14 +3,16 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from qtool.calibrating import calibration
 from qtool.calibrating.calibration import calibration_tokens
-from qtool.calibrating.mixture import Mixture, Part, mixture
-from qtool.calibrating.texts import TOPICS, check_source
+from qtool.calibrating.mixture import TOPICS, Mixture, Part, mixture
+from qtool.calibrating.texts import check_source
 from qtool.cli.main import app
 from qtool.errors import SourceError
 from qtool.hub import tiny_folder
@@ -69,6 +71,7 @@ def test_a_text_alone_is_that_text(folder: Path) -> None:
         ((0.5, 0.25, 0.25), 128, [64, 32, 32]),
         ((1, 2), 16, [5, 11]),
         ((0.1, 0.2, 0.7), 10, [1, 2, 7]),
+        ((1.5e308, 1.5e308), 10, [5, 5]),
     ],
 )
 def test_how_many_of_each(shares: tuple[float, ...], samples: int, counts: list[int]) -> None:
@@ -79,6 +82,25 @@ def test_how_many_of_each(shares: tuple[float, ...], samples: int, counts: list[
 def test_a_text_without_a_sample_is_refused(folder: Path) -> None:
     with pytest.raises(SourceError, match=r"2 samples are too few for 3 texts .*code\.md; ask"):
         ids(folder / "mix.yaml", 2)
+
+
+def test_ids_of_short_texts_are_kept_within_bounds(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: dict[Any, Any] = {}
+    asked: list[str] = []
+    real = calibration.tokenize
+    monkeypatch.setattr(calibration, "_KEPT", kept)
+    monkeypatch.setattr(
+        calibration, "tokenize", lambda text, model: (asked.append(text), real(text, model))[1]
+    )
+    first = ids(folder / "mix.yaml", 6)
+    assert ids(folder / "mix.yaml", 6) == first and len(asked) == len(kept) == 3
+    most = sum(one.nbytes for one in kept.values()) - 1
+    monkeypatch.setattr(calibration, "_MOST_KEPT", most)
+    (folder / "sea.txt").write_text("words of another kind, " * 300)
+    assert ids(folder / "mix.yaml", 6) != first and len(asked) == 4 + 2
+    assert sum(one.nbytes for one in kept.values()) <= most
 
 
 def test_the_text_that_is_too_short_is_named(folder: Path) -> None:
@@ -111,7 +133,10 @@ def test_where_names_lead(folder: Path, tmp_path: Path, monkeypatch: pytest.Monk
         ("- {source: sea.txt, share: 1e9999}", ["mix.yaml:1: share: inf is no number above 0"]),
         ("- {source: 7}", ["mix.yaml:1: source: 7 is no name"]),
         ("- sea.txt\n- other.yaml", ["mix.yaml:2: other.yaml: a mixture within a mixture"]),
-        ("- lost.txt", ["lost.txt: no such file"]),
+        ("- sea.txt\n- lost.txt", ["mix.yaml:2: ", "texts/lost.txt: no such file"]),
+        ("- sea.txt\n- ./sea.txt", ["mix.yaml:2: ", "sea.txt is named twice"]),
+        ("- ann/a:b.txt\n- ann/a:b.txt", ["mix.yaml:2: ann/a:b.txt is named twice"]),
+        ("- " + "words and more " * 30, ["mix.yaml:1: source: 'words", "is no name"]),
         ("- [sea.txt", ["mix.yaml:", "not YAML", "expected is a list of texts"]),
         ("- &a sea.txt\n- *a", ["mix.yaml:1: anchors and aliases"]),
     ],
@@ -127,6 +152,13 @@ def test_refused(said: str, words: list[str], folder: Path) -> None:
 def test_plans_count_the_longest(folder: Path) -> None:
     sizes = [(folder / name).stat().st_size for name in WORDS]
     assert text_bytes(str(folder / "mix.yaml")) == max(sizes) > min(sizes)
+    (folder / "mix.yaml").write_text("- nothing.txt")  # is said where a text is wanted
+    assert text_bytes(str(folder / "mix.yaml")) == 0
+    said = CliRunner().invoke(
+        app, ["plan", "tiny", "--recipe", "w4g128-awq",
+              "--set", f"calibration.source={folder / 'mix.yaml'}"],
+    )  # fmt: skip
+    assert said.exit_code == 0 and "nothing.txt: no such file" in " ".join(said.stdout.split())
 
 
 def test_digests_of_gguf_sources_hang_on_texts_and_shares(folder: Path) -> None:

@@ -132,8 +132,12 @@ def test_missing_files_are_said(tmp_path: Path) -> None:
     recipe = load("w4g128-awq")
     assert not make_plan(recipe, Checkpoint.open(tmp_path)).warnings
     (tmp_path / "tokenizer.json").unlink()
-    (said,) = make_plan(recipe, Checkpoint.open(tmp_path)).warnings
+    (said,) = make_plan(load("w4g128-rtn"), Checkpoint.open(tmp_path)).warnings
     assert said.startswith("note: ") and "no tokenizer" in said
+    (said,) = make_plan(recipe, Checkpoint.open(tmp_path), from_stats=True).warnings
+    assert said.startswith("note: ") and "no tokenizer" in said
+    (said,) = make_plan(recipe, Checkpoint.open(tmp_path)).warnings
+    assert "no tokenizer, and `qtool quantize` needs one" in said
     (tmp_path / "config.json").unlink()
     said, _ = make_plan(recipe, Checkpoint.open(tmp_path)).warnings
     assert str(tmp_path) not in said and "no config.json, so engines cannot load" in said

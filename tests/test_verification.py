@@ -243,9 +243,10 @@ def stack(folder: Path, blocks: list[list[str]]) -> Path:
 def test_blocks_of_one_kind_are_alike(tmp_path: Path) -> None:
     full, linear = ["attn.q", "attn.k", "mlp.up", "mlp.down"], ["ssm.in", "ssm.out", "mlp.up"]
     mixed = stack(tmp_path / "mixed", [full, linear, full, linear, ["mlp.wide", "attn.q"]])
-    assert not [f for f in verify_artifact(mixed).findings if f.check == "tensors"]
+    (found,) = [f for f in verify_artifact(mixed).findings if f.check == "tensors"]
+    assert found.severity == "error" and "neither model_type nor architectures" in found.message
     lacking = stack(tmp_path / "lacking", [full, linear, full, linear, full[:3]])
-    (found,) = [f for f in verify_artifact(lacking).findings if f.check == "tensors"]
+    _, found = [f for f in verify_artifact(lacking).findings if f.check == "tensors"]
     assert found.severity == "error" and found.name == "model.layers.4.mlp.down.weight"
 
 

@@ -13,7 +13,6 @@ import hashlib
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool.calibrating.chats import Chat, render
-from qtool.calibrating.mixture import interleaved, is_mixture, mixture
-from qtool.calibrating.texts import TOPICS, Piece, Texts, load_text
+from qtool.calibrating.mixture import TOPICS, TooShortError, interleaved, is_mixture, mixture
+from qtool.calibrating.texts import Piece, Texts, load_text
 from qtool.calibrating.tokenizing import (
     TokenizerErrors,
     tokenize,
@@ -35,6 +34,8 @@ from qtool.runs.progress import Progress
 
 _SHORT = 1 << 20  # bytes; the default text has half of that
 _LONG = 1 << 22  # bytes, of which it is shown how many are done
+_MOST_KEPT = 1 << 24  # bytes of ids of short texts
+_KEPT: dict[tuple[str, Path, object], NDArray[np.uintc]] = {}
 
 
 class Settings(Protocol):
@@ -48,10 +49,6 @@ class Settings(Protocol):
     def length(self) -> int: ...
     @property
     def seed(self) -> int: ...
-
-
-class TooShortError(SourceError):
-    """The text does not have the samples that are asked for."""
 
 
 @dataclass(frozen=True)
@@ -91,9 +88,10 @@ def calibration_tokens(
     chosen, name = [], "file"
     for part, count in zip(of.parts, of.counts(settings.samples), strict=True):
         own = load_text(part.source)
-        ids = _ids_of(own, model, progress)
         where = f"the calibration text ({part.source or TOPICS})"
-        chosen.append(chunks(ids, count, settings.length, settings.seed, where))
+        # Ids of all of a text are there no longer than this.
+        some = chunks(_ids_of(own, model, progress), count, settings.length, settings.seed, where)
+        chosen.append(some)
         if not is_mixture(settings.source):
             name = own.name
     return Calibration(interleaved(chosen), name, settings.seed)
@@ -116,9 +114,10 @@ def _ids_of(texts: Texts, model: Path, progress: Progress | None) -> NDArray[np.
 
 def check_length(settings: Settings, model: Path) -> None:
     """SourceError as above of a text that may be too short, before torch is imported."""
-    parts = mixture(settings.source).parts
+    of = mixture(settings.source)
+    of.counts(settings.samples)
     if (model / "tokenizer.json").is_file() and all(
-        _short(load_text(part.source)) is not None for part in parts
+        _short(load_text(part.source)) is not None for part in of.parts
     ):
         calibration_tokens(settings, model)
 
@@ -135,12 +134,17 @@ def _short(texts: Texts) -> str | None:
     return found
 
 
-@lru_cache(maxsize=8)
-def _kept_ids(text: str, model: Path, _: object) -> NDArray[np.int64]:
+def _kept_ids(text: str, model: Path, state: object) -> NDArray[np.uintc]:
     """Of a short text, all of it, since which chunks are taken depends on how many there are.
     A run wants them for a digest, for what it measures and for what it proves: once will do."""
-    ids = tokenize(text, model)
-    ids.flags.writeable = False
+    key = hashlib.sha256(text.encode()).hexdigest(), model, state
+    ids = _KEPT.get(key)
+    if ids is None:
+        ids = tokenize(text, model).astype(np.uintc)
+        ids.flags.writeable = False
+        while sum(one.nbytes for one in _KEPT.values()) + ids.nbytes > _MOST_KEPT and _KEPT:
+            _KEPT.pop(next(iter(_KEPT)), None)
+        _KEPT[key] = ids
     return ids
 
 

@@ -61,8 +61,9 @@ class Device:
         return there
 
 
-def open_gpu() -> Device:
-    """torch's current GPU; UnsupportedError, in a sentence, where none can be used."""
+def open_gpu(*, ways_back: bool = True) -> Device:
+    """torch's current GPU; UnsupportedError, in a sentence, where none can be used. ways_back:
+    whether slopes may be wanted, which are to be the same in every run."""
     from qtool.cuda import running
 
     running.require()
@@ -70,8 +71,8 @@ def open_gpu() -> Device:
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
-    # Its slopes are sums in the order in which blocks happen to end: other digits in every run.
-    torch.backends.cuda.enable_mem_efficient_sdp(False)
+    if ways_back:  # of that kernel they are sums in the order in which its parts happen to end
+        torch.backends.cuda.enable_mem_efficient_sdp(False)
     place = torch.device("cuda", torch.cuda.current_device())
     found = torch.cuda.get_device_properties(place)
     free, _ = torch.cuda.mem_get_info(place)

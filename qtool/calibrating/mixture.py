@@ -9,6 +9,7 @@ for beside the YAML file, a hub dataset is named as elsewhere.
 """
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +17,15 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from qtool import hub
 from qtool.errors import RecipeError, SourceError
 
+TOPICS = "pydoc_data.topics"  # Python's own help
 _EXPECTED = "expected is a list of texts, each a name or {source: NAME, share: NUMBER}"
+
+
+class TooShortError(SourceError):
+    """The text does not have the samples that are asked for."""
 
 
 @dataclass(frozen=True)
@@ -37,16 +44,17 @@ class Mixture:
     parts: tuple[Part, ...]
 
     def counts(self, samples: int) -> list[int]:
-        """How many samples each text gives, by largest remainders; SourceError where one is left
+        """How many samples each text gives, by largest remainders; TooShortError where one is left
         without any."""
-        total = sum(part.share for part in self.parts)
-        wanted = np.array([samples * part.share / total for part in self.parts])
+        shares = np.array([part.share for part in self.parts], np.float64)
+        shares /= shares.max()  # the sum of which is a number
+        wanted = samples * shares / shares.sum()
         found = np.floor(wanted).astype(np.int64)
         rest = np.argsort(found - wanted, kind="stable")
         found[rest[: samples - int(found.sum())]] += 1
         if not found.all():
             left = self.parts[int(np.argmin(found))]
-            raise SourceError(
+            raise TooShortError(
                 f"{self.name}: {samples} samples are too few for {len(self.parts)} texts in these "
                 f"shares, none is left for {left.source}; ask for more (--samples)"
             )
@@ -55,12 +63,16 @@ class Mixture:
 
 def is_mixture(source: str | None) -> bool:
     """Whether a source is a file that names texts."""
-    return source is not None and source.lower().endswith((".yaml", ".yml"))
+    return source is not None and _named(source) and Path(source).is_file()
+
+
+def _named(source: str) -> bool:
+    return source.lower().endswith((".yaml", ".yml"))
 
 
 def mixture(source: str | None) -> Mixture:
     """The texts that a source stands for; SourceError of a YAML file that is none of texts."""
-    if source is None or not is_mixture(source) or not Path(source).is_file():
+    if source is None or not is_mixture(source):
         return Mixture(source or "", (Part(source),))
     from qtool.recipe import file, yaml_source
 
@@ -74,6 +86,14 @@ def mixture(source: str | None) -> Mixture:
     parts = [
         _part(path, value, found.locate((number,))) for number, value in enumerate(found.value)
     ]
+    seen: set[str] = set()
+    for number, part in enumerate(parts):
+        own = str(part.source)
+        own = os.path.realpath(own) if Path(own).exists() else own
+        if own in seen:
+            where = found.locate((number,))
+            raise SourceError(f"{where}: {part.source} is named twice; give it a larger share")
+        seen.add(own)
     return Mixture(source, tuple(parts))
 
 
@@ -93,7 +113,18 @@ def _part(path: Path, value: object, where: str) -> Part:
         raise SourceError(f"{where}: source: {source!r} is no name; {_EXPECTED}")
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share < math.inf:
         raise SourceError(f"{where}: share: {share!r} is no number above 0; {_EXPECTED}")
-    if is_mixture(source):
+    if _named(source):
         raise SourceError(f"{where}: {source}: a mixture within a mixture; name its texts here")
     near = path.parent / source
-    return Part(str(near) if near.exists() else source, float(share))
+    try:
+        there = near.exists()
+    except OSError:  # a text instead of its name, say
+        raise SourceError(f"{where}: source: {source[:40]!r} is no name; {_EXPECTED}") from None
+    if there:
+        return Part(str(near), float(share))
+    if source != TOPICS and not hub.is_hub_id(source.partition(":")[0]):
+        raise SourceError(
+            f"{where}: {near}: no such file, and {source} is no hub dataset id (owner/name or "
+            "owner/name:FILE)"
+        )
+    return Part(source, float(share))

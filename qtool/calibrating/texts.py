@@ -21,12 +21,11 @@ from typing import Any, cast
 
 from qtool import hub
 from qtool.calibrating.chats import Chat, chat_of
-from qtool.calibrating.mixture import mixture
+from qtool.calibrating.mixture import TOPICS, mixture
 from qtool.errors import SourceError, UnsupportedError
 
 _JSONL = (".jsonl", ".ndjson", ".json")
 _TEXT = (".txt", ".text", ".md", *_JSONL)
-TOPICS = "pydoc_data.topics"
 _AT_ONCE = 1 << 18  # bytes that are read together
 Text = Iterable[str]  # of which a part follows the other
 Piece = Text | Chat

@@ -91,9 +91,10 @@ def transformers_tokenizer(model: Path) -> Any:
     # What tokenizer classes raise of files that are not theirs, or not as they should be.
     except (OSError, ValueError, ImportError, TypeError, AttributeError, LookupError,
             RuntimeError) as error:  # fmt: skip
-        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        said = " ".join(str(error).split()) or type(error).__name__
         raise UnsupportedError(
-            f"{model}: no tokenizer that transformers can load ({said}); calibration needs one"
+            f"{model}: no tokenizer that transformers can load ({said[:200]}); put the model's own "
+            "beside its weights: text is cut into tokens with it"
         ) from None
 
 

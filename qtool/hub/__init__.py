@@ -176,6 +176,8 @@ def resolve(model: str, progress: Progress | None = None) -> Path:
     quantized = parse_quantized(model)
     if quantized is not None:
         return download_gguf(*quantized, progress)
+    if model.lower().endswith((".gguf", ".safetensors")):
+        raise SourceError(f"{model}: no such file or folder")
     found = parse(model)
     if found is None:
         known = ", ".join([TINY, *ALIASES])

@@ -79,7 +79,7 @@ class Snapshot:
 
 def fetch(model: HubModel, selection: Selection, progress: Progress | None = None) -> Snapshot:
     """The snapshot of a revision, with every chosen file in it."""
-    where = f"{model.repository} on the hub (there is no such folder here)"
+    where = f"{model.repository} on the hub (there is no such file or folder here)"
     # Bytes by the billion should not come unseen, whichever command asks for them.
     progress = progress or Progress(quiet=not sys.stderr.isatty())
     with explained(model, where):

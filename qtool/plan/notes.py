@@ -40,8 +40,11 @@ def idle(recipe: Recipe) -> list[str]:
     return found
 
 
-def missing_files(checkpoint: Checkpoint) -> list[str]:
-    """What engines will look for beside the tensors in vain; no path, as the card repeats it."""
+def missing_files(checkpoint: Checkpoint, encodes: bool = False) -> list[str]:
+    """What engines will look for beside the tensors in vain; no path, as the card repeats it.
+
+    encodes: whether a run cuts text into tokens.
+    """
     found = []
     if not (checkpoint.folder / "config.json").is_file():
         found.append(
@@ -49,7 +52,13 @@ def missing_files(checkpoint: Checkpoint) -> list[str]:
             "model's own beside its tensors"
         )
     if not any(path.name.startswith(_TOKENIZERS) for path in checkpoint.side_files):
-        found.append("note: the model has no tokenizer, so the artifact has none either")
+        if encodes:
+            found.append(
+                "the model has no tokenizer, and `qtool quantize` needs one for the calibration "
+                "text; put the model's own beside its tensors"
+            )
+        else:
+            found.append("note: the model has no tokenizer, so the artifact has none either")
     return found
 
 

@@ -181,7 +181,10 @@ def make_plan(
     if recipe.rounding != "none" or recipe.transform_chain:
         structure.check_source(tensors, checkpoint.config)
     blocks = structure.find_blocks(tensors, checkpoint.config)
-    warnings = [*notes.idle(recipe), *notes.missing_files(checkpoint)]
+    warnings = [
+        *notes.idle(recipe),
+        *notes.missing_files(checkpoint, recipe.calibrates and not from_stats),
+    ]
     warnings += [*beside.said(checkpoint), *said]
     declared = structure.layer_count(checkpoint.config)
     if declared is not None and declared > blocks.count:

@@ -10,6 +10,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from qtool.errors import SourceError
 from qtool.plan.handed import ALONE, PER_LAYER, Handed
 
 if TYPE_CHECKING:
@@ -64,11 +65,14 @@ class Block:
 
 def text_bytes(source: str | None) -> int:
     """Of a file, the largest one of a mixture; 0 of a hub dataset and of Python's help, which is
-    short."""
+    short, and of what a run will refuse."""
     from qtool.calibrating.mixture import mixture
 
-    files = (Path(part.source or "") for part in mixture(source).parts)
-    return max(path.stat().st_size if path.is_file() else 0 for path in files)
+    try:
+        files = [Path(part.source or "") for part in mixture(source).parts]
+        return max(path.stat().st_size if path.is_file() else 0 for path in files)
+    except (SourceError, OSError):
+        return 0
 
 
 def gram_sum_bytes(width: int) -> int:

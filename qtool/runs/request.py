@@ -71,14 +71,15 @@ def check_device(device: str) -> None:
         require()
 
 
-def device_of(asked: str) -> "Device | None":
-    """What --device asks for, None: the CPU; UnsupportedError as check_device."""
+def device_of(asked: str, *, ways_back: bool = True) -> "Device | None":
+    """What --device asks for, None: the CPU; UnsupportedError as check_device. ways_back: whether
+    slopes may be wanted."""
     check_device(asked)
     if asked != "cuda":
         return None  # without importing torch
     from qtool.calibrating.device import open_gpu
 
-    return open_gpu()
+    return open_gpu(ways_back=ways_back)
 
 
 def check_max_ram(device: str, max_ram: object) -> None:

@@ -27,6 +27,7 @@ def partial(target: Path) -> Path:
 def check_out(out: Path, replace: Replace | None = None) -> None:
     """UnsupportedError where `out` is taken: nothing of the user's is overwritten, but for an
     artifact that may be replaced."""
+    _require_name(out)
     put_back(out)
     if out.is_dir():
         if is_filled(out):
@@ -73,6 +74,7 @@ def staged(out: Path, replace: Replace | None = None) -> Iterator[Path]:
 
 def check_out_file(out: Path, replace: Replace | None = None) -> None:
     """UnsupportedError where a file `out` cannot be made, or is there already and stays."""
+    _require_name(out)
     if out.is_dir():
         raise UnsupportedError(f"{out}: is a folder; name the file to make with -o")
     if out.exists() or out.is_symlink():
@@ -80,6 +82,15 @@ def check_out_file(out: Path, replace: Replace | None = None) -> None:
             way = ", or give --replace" if out.suffix.lower() == ".gguf" else ""
             raise UnsupportedError(f"{out}: exists; remove it or choose another -o{way}")
         check_replaceable(out, replace)
+
+
+def _require_name(out: Path) -> None:
+    """UnsupportedError for nothing, `.` and `/`."""
+    if not out.name:
+        raise UnsupportedError(
+            f"-o names {'the root of all folders' if out.is_absolute() else 'nothing'}; name the "
+            "folder or file to make"
+        )
 
 
 def free_bytes(out: Path) -> int:
