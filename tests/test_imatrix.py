@@ -220,6 +220,7 @@ def test_dat(end: bytes, chunks: int, datasets: tuple[str, ...], tmp_path: Path)
     ("data", "said"),
     [
         (b"", "neither of llama.cpp's layouts"),
+        (struct.pack("<Q", 64) + b'{"x":', "a safetensors file; expected an importance matrix"),
         (b"\1\0\0", "neither of llama.cpp's layouts"),
         (struct.pack("<i", 0), "neither of llama.cpp's layouts"),
         (struct.pack("<i", -1) + DAT, "neither of llama.cpp's layouts"),

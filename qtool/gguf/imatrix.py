@@ -148,7 +148,13 @@ def read_importance(path: Path) -> Importance:
         if not stat.S_ISREG(path.stat().st_mode):
             raise SourceError(f"{path}: not a file; expected an importance matrix")
         with open(path, "rb") as file:
-            magic = file.read(4)
+            magic, more = file.read(4), file.read(5)
+            if more.endswith(b"{"):  # safetensors, such as `qtool calibrate -o` writes
+                raise FormatError(
+                    f"{path}: a safetensors file; expected an importance matrix, such as "
+                    "`qtool calibrate MODEL --imatrix OUT.gguf` makes"
+                )
+            file.seek(4)
             if magic != b"GGUF":
                 sums, counts, chunks, datasets = read_dat(path, file, magic)
                 return Importance(sums, counts, datasets, chunks, 0, path.name)
