@@ -65,8 +65,8 @@ cuda-kernels: $(VENV)/.installed $(VENV)/.installed-nvrtc
 
 # The kernels' own tests, of what NVRTC makes of them for ARCH, which a machine written in numpy runs
 # (tests/ptx). cuda-ptx-short: every kernel as sm_90 has it, with fewer kinds of weights for those
-# that encode or round; and those whose code is another on sm_75, with fewer of those that round, numbers of vectors
-# and widths of words.
+# that encode or round; and those whose code is another on sm_75, with fewer of those that round,
+# numbers of vectors and widths of words.
 ARCH ?= sm_90
 PTX = QTOOL_TEST_DEVICE=ptx $(BIN)/pytest -q -n auto --maxprocesses 4 --dist worksteal
 PTX_TESTS := $(wildcard tests/test_cuda_*.py) tests/test_ptx_kernels.py
