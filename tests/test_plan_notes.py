@@ -143,6 +143,27 @@ def test_missing_files_are_said(tmp_path: Path) -> None:
     assert str(tmp_path) not in said and "no config.json, so engines cannot load" in said
 
 
+@pytest.mark.parametrize("recipe", ["w4g128-rtn", "w4g128-awq"])
+def test_a_config_of_another_model_is_refused(recipe: str, tmp_path: Path) -> None:
+    """What is rounded to nearest needs no forward pass that would fail, and no engine loads it."""
+    config = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 256,
+        "intermediate_size": 768, "num_attention_heads": 2, "num_key_value_heads": 1,
+        "num_hidden_layers": 2, "vocab_size": 512, "rms_norm_eps": 1e-5, "hidden_act": "silu",
+        "max_position_embeddings": 64,
+    }  # fmt: skip
+    header_files.write(tmp_path, header_files.llama(), config)
+    assert make_plan(load(recipe), Checkpoint.open(tmp_path)).tensors
+    for key, value, name in (
+        ("hidden_size", 128, "embed_tokens"),
+        ("vocab_size", 64, "embed_tokens"),
+        ("num_key_value_heads", 2, "layers.0.self_attn.k_proj"),
+    ):
+        header_files.write(tmp_path, header_files.llama(), config | {key: value})
+        with pytest.raises(UnsupportedError, match=rf"{name}.weight is .* of different models"):
+            make_plan(load(recipe), Checkpoint.open(tmp_path))
+
+
 def test_adapters_alone_are_no_models(tmp_path: Path) -> None:
     """Rank 64 divides by groups: a LoRA became an artifact of 4 bits."""
     rows = "base_model.model.model.layers.0.self_attn.q_proj.lora_{}.weight"

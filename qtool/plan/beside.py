@@ -1,7 +1,11 @@
-"""Files beside a source's weights that make another model of them: adapters, second copies."""
+"""Files beside a source's weights that make another model of them: adapters, second copies, a
+config.json of another."""
+
+from dataclasses import replace
 
 from qtool.checkpoint import Checkpoint
-from qtool.errors import UnsupportedError
+from qtool.errors import QtoolError, UnsupportedError
+from qtool.layer_names import experts_of
 
 _ADAPTER = "adapter_config.json"  # peft's
 _ADAPTER_WEIGHTS = "adapter_model"
@@ -17,6 +21,31 @@ def refuse_adapter(checkpoint: Checkpoint) -> None:
         raise UnsupportedError(
             f"{checkpoint.path}: an adapter (LoRA), not a model; merge it into the model that it "
             f"was trained on, with peft: {_MERGE}, and quantize what that writes"
+        )
+
+
+def refuse_other_config(checkpoint: Checkpoint) -> None:
+    """UnsupportedError where tensors of a known architecture have other shapes than config.json
+    says: no engine would load what is made of them."""
+    from qtool.artifact import Artifact
+    from qtool.verification.by_table import OTHER_MODEL, check_by_table, row_of
+    from qtool.verification.subject import subject_of
+
+    row = row_of(checkpoint.config)
+    if row is None:
+        return
+    # Experts are many, and the table says nothing of the shapes of single ones.
+    few = {name: one for name, one in checkpoint.tensors.items() if experts_of(name) is None}
+    try:
+        subject = subject_of(checkpoint.path, Artifact.of(replace(checkpoint, tensors=few)), None)
+        wrong = [one for one in check_by_table(subject, *row) if one.message.endswith(OTHER_MODEL)]
+    except QtoolError:
+        return  # is told where it matters
+    if wrong:
+        more = f" ({len(wrong) - 1} more tensors say so)" if len(wrong) > 1 else ""
+        raise UnsupportedError(
+            f"{checkpoint.path}: {wrong[0].message}{more}; put the model's own config.json beside "
+            "its weights"
         )
 
 

@@ -175,6 +175,7 @@ def make_plan(
     """
     said: list[str] = []
     beside.refuse_adapter(checkpoint)
+    beside.refuse_other_config(checkpoint)
     if recipe.rotates:
         checkpoint, said = _rotated(recipe, checkpoint)
     tensors = checkpoint.tensors

@@ -22,6 +22,7 @@ from qtool.verification.subject import Subject
 from qtool.verification.tensor_names import BUFFERS, of_attention, packed_part
 
 CHECK = "tensors"
+OTHER_MODEL = "config and weights are of different models"
 _EXPERTS = ".experts."
 _BARE = ((".weight", ""),)  # how tensors of experts end that are no weights of modules
 
@@ -156,7 +157,7 @@ def _shape(
     yield Finding(
         "error", CHECK, name,
         f"{name} is {list(entry.shape)}, and by config.json it should be {list(expected)}; "
-        "config and weights are of different models",
+        + OTHER_MODEL,
     )  # fmt: skip
 
 
