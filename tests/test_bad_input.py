@@ -202,12 +202,14 @@ def too_deep(model: Path) -> list[str]:
 def test_no_forward_pass(
     damage: Callable[[Path], list[str]], recipe: str, model: Path, tmp_path: Path, call: Call
 ) -> None:
-    """Calibrated methods explain why they cannot run it; rounding to nearest still does."""
+    """Calibrated methods explain why they cannot run it; rounding to nearest still does, but for
+    tensors that are of another model than config.json, which no engine loads."""
     parts = damage(model)
     before = snapshot(tmp_path)
     assert_one_sentence(call(*arguments(model, recipe, tmp_path / "out")), *parts)
     assert snapshot(tmp_path) == before
-    assert call(*arguments(model, "w4g128-rtn", tmp_path / "rtn")).status == 0
+    said = call(*arguments(model, "w4g128-rtn", tmp_path / "rtn"))
+    assert said.status == (damage is other_config), said.err
 
 
 @pytest.mark.parametrize(

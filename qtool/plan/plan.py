@@ -174,13 +174,14 @@ def make_plan(
     recipe's format cannot hold what the recipe asks for, RecipeError for overrides of no tensor.
     """
     said: list[str] = []
+    source = checkpoint
     beside.refuse_adapter(checkpoint)
-    beside.refuse_other_config(checkpoint)
     if recipe.rotates:
         checkpoint, said = _rotated(recipe, checkpoint)
     tensors = checkpoint.tensors
     if recipe.rounding != "none" or recipe.transform_chain:
         structure.check_source(tensors, checkpoint.config)
+    beside.refuse_other_config(source)
     blocks = structure.find_blocks(tensors, checkpoint.config)
     warnings = [
         *notes.idle(recipe),

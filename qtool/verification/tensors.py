@@ -28,7 +28,8 @@ def check_tensors(subject: Subject) -> Iterator[Finding]:
     if subject.artifact.checkpoint.path.is_file() and not subject.config:
         yield Finding("note", CHECK, "", "no config.json, so nothing tells which tensors belong")
         return
-    if not any(subject.config.get(key) for key in ("model_type", "architectures")):
+    there = (subject.artifact.checkpoint.folder / "config.json").is_file()
+    if there and not any(subject.config.get(key) for key in ("model_type", "architectures")):
         yield Finding(
             "error", CHECK, "",
             "config.json has neither model_type nor architectures, so no engine knows which model "
