@@ -18,7 +18,8 @@ from typer.testing import CliRunner
 
 from qtool.calibrating import calibration, texts, tokenizing
 from qtool.calibrating.calibration import calibration_tokens, chunks
-from qtool.calibrating.texts import Text, check_source, default_text, load_text, read_text
+from qtool.calibrating.mixture import check_source
+from qtool.calibrating.texts import Text, default_text, load_text, read_text
 from qtool.calibrating.tokenizing import tokenize
 from qtool.cli.main import app
 from qtool.errors import SourceError, UnsupportedError

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from qtool.calibrating import calibration
 from qtool.calibrating.calibration import calibration_tokens
-from qtool.calibrating.mixture import TOPICS, Mixture, Part, mixture
-from qtool.calibrating.texts import check_source
+from qtool.calibrating.mixture import Mixture, Part, check_source, mixture
+from qtool.calibrating.texts import TOPICS
 from qtool.cli.main import app
 from qtool.errors import SourceError
 from qtool.hub import tiny_folder

@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool.calibrating.chats import Chat, render
-from qtool.calibrating.mixture import TOPICS, TooShortError, interleaved, is_mixture, mixture
-from qtool.calibrating.texts import Piece, Texts, load_text
+from qtool.calibrating.mixture import TooShortError, interleaved, mixture
+from qtool.calibrating.texts import TOPICS, Piece, Texts, load_text
 from qtool.calibrating.tokenizing import (
     TokenizerErrors,
     tokenize,
@@ -85,15 +85,14 @@ def calibration_tokens(
     of a long text is done.
     """
     of = mixture(settings.source)
-    chosen, name = [], "file"
+    chosen, name = [], ""
     for part, count in zip(of.parts, of.counts(settings.samples), strict=True):
         own = load_text(part.source)
         where = f"the calibration text ({part.source or TOPICS})"
         # Ids of all of a text are there no longer than this.
         some = chunks(_ids_of(own, model, progress), count, settings.length, settings.seed, where)
         chosen.append(some)
-        if not is_mixture(settings.source):
-            name = own.name
+        name = "file" if of.name else own.name
     return Calibration(interleaved(chosen), name, settings.seed)
 
 

@@ -16,7 +16,6 @@ from qtool.calibrating.calibration import Calibration, calibration_tokens
 from qtool.calibrating.device import Device
 from qtool.calibrating.groups import groups_of
 from qtool.calibrating.hidden import OnDisk
-from qtool.calibrating.mixture import TOPICS
 from qtool.calibrating.placed import Passage, ahead
 from qtool.calibrating.sites import Site, Tracer
 from qtool.calibrating.skeleton import Skeleton
@@ -24,6 +23,7 @@ from qtool.calibrating.stats import SiteStats
 from qtool.calibrating.stats import Weights as Counts
 from qtool.calibrating.stats_file import StatsFile, StatsWriter
 from qtool.calibrating.stream import LoadedBlock
+from qtool.calibrating.texts import TOPICS
 from qtool.calibrating.weights import Weights
 from qtool.calibrating.workers import Workers
 from qtool.checkpoint import Checkpoint

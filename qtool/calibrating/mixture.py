@@ -17,10 +17,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from qtool import hub
+from qtool.calibrating.texts import TOPICS, check_text, is_dataset
 from qtool.errors import RecipeError, SourceError
 
-TOPICS = "pydoc_data.topics"  # Python's own help
 _EXPECTED = "expected is a list of texts, each a name or {source: NAME, share: NUMBER}"
 
 
@@ -40,7 +39,7 @@ class Part:
 class Mixture:
     """Where samples come from: one text, or those that a YAML file names."""
 
-    name: str
+    name: str  # of the YAML file; empty where there is none
     parts: tuple[Part, ...]
 
     def counts(self, samples: int) -> list[int]:
@@ -61,19 +60,14 @@ class Mixture:
         return [int(count) for count in found]
 
 
-def is_mixture(source: str | None) -> bool:
-    """Whether a source is a file that names texts."""
-    return source is not None and _named(source) and Path(source).is_file()
-
-
 def _named(source: str) -> bool:
     return source.lower().endswith((".yaml", ".yml"))
 
 
 def mixture(source: str | None) -> Mixture:
     """The texts that a source stands for; SourceError of a YAML file that is none of texts."""
-    if source is None or not is_mixture(source):
-        return Mixture(source or "", (Part(source),))
+    if source is None or not (_named(source) and Path(source).is_file()):
+        return Mixture("", (Part(source),))
     from qtool.recipe import file, yaml_source
 
     path = Path(source)
@@ -95,6 +89,12 @@ def mixture(source: str | None) -> Mixture:
             raise SourceError(f"{where}: {part.source} is named twice; give it a larger share")
         seen.add(own)
     return Mixture(source, tuple(parts))
+
+
+def check_source(source: str | None) -> None:
+    """SourceError for texts that can be told to be of no use without model, network and torch."""
+    for part in mixture(source).parts:
+        check_text(part.source)
 
 
 def interleaved(chosen: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
@@ -122,7 +122,7 @@ def _part(path: Path, value: object, where: str) -> Part:
         raise SourceError(f"{where}: source: {source[:40]!r} is no name; {_EXPECTED}") from None
     if there:
         return Part(str(near), float(share))
-    if source != TOPICS and not hub.is_hub_id(source.partition(":")[0]):
+    if source != TOPICS and not is_dataset(source):
         raise SourceError(
             f"{where}: {near}: no such file, and {source} is no hub dataset id (owner/name or "
             "owner/name:FILE)"

@@ -4,7 +4,8 @@ a text file        one text
 JSONL              a line is {"text": ...} or a chat (qtool.calibrating.chats). Texts that follow
                    each other are joined by newlines; a chat is a piece of its own
 a hub dataset      such a file of it
-a YAML file        names several of these (qtool.calibrating.mixture)
+
+Several of these are named by a YAML file (qtool.calibrating.mixture).
 nothing            Python's own help texts
 
 A text comes some at a time, since it may be longer than memory.
@@ -21,11 +22,11 @@ from typing import Any, cast
 
 from qtool import hub
 from qtool.calibrating.chats import Chat, chat_of
-from qtool.calibrating.mixture import TOPICS, mixture
 from qtool.errors import SourceError, UnsupportedError
 
 _JSONL = (".jsonl", ".ndjson", ".json")
 _TEXT = (".txt", ".text", ".md", *_JSONL)
+TOPICS = "pydoc_data.topics"
 _AT_ONCE = 1 << 18  # bytes that are read together
 Text = Iterable[str]  # of which a part follows the other
 Piece = Text | Chat
@@ -60,15 +61,18 @@ def load_text(source: str | None) -> Texts:
     return Texts(name, path, path.stat().st_size)
 
 
-def check_source(source: str | None) -> None:
-    """SourceError for texts that can be told to be of no use without model, network and torch."""
-    for part in mixture(source).parts:
-        own = part.source
-        if own is not None and own != TOPICS and (path := _file(own)) is not None:
-            for piece in _pieces(path, _decoded(path)):
-                if not isinstance(piece, Chat):
-                    for _ in piece:
-                        pass
+def check_text(source: str | None) -> None:
+    """SourceError for a text that can be told to be of no use without model, network and torch."""
+    if source is not None and source != TOPICS and (path := _file(source)) is not None:
+        for piece in _pieces(path, _decoded(path)):
+            if not isinstance(piece, Chat):
+                for _ in piece:
+                    pass
+
+
+def is_dataset(source: str) -> bool:
+    """Whether a source is written like a hub dataset: owner/name or owner/name:FILE."""
+    return hub.is_hub_id(source.partition(":")[0])
 
 
 def _file(source: str) -> Path | None:
@@ -78,7 +82,7 @@ def _file(source: str) -> Path | None:
         return path
     if path.exists():
         raise SourceError(f"{path}: a folder; --calibration wants a text or JSONL file")
-    if hub.is_hub_id(source.partition(":")[0]):
+    if is_dataset(source):
         return None
     raise SourceError(
         f"{source}: no such file, and no hub dataset id (owner/name or owner/name:FILE)"

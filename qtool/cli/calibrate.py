@@ -54,7 +54,7 @@ def calibrate(
     from qtool.calibrating.allocator import share_heap
 
     share_heap()
-    from qtool.calibrating.texts import check_source
+    from qtool.calibrating.mixture import check_source
 
     check_source(calibration)  # before imports and a download
     from qtool.calibrating import measure

@@ -73,7 +73,7 @@ def fit(
     qtool fit tiny --size 2MB -o mine.yaml
     """
     from qtool.calibrating.allocator import share_heap
-    from qtool.calibrating.texts import check_source
+    from qtool.calibrating.mixture import check_source
 
     check_source(calibration)  # before imports and a download
     from qtool.fitting.fit import fit as run

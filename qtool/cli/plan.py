@@ -160,7 +160,7 @@ def _plan(
 
 def _unusable(source: str | None) -> str | None:
     """What a run will fail for: no plan looks at the text."""
-    from qtool.calibrating.texts import check_source
+    from qtool.calibrating.mixture import check_source
     from qtool.errors import SourceError
 
     try:

@@ -16,7 +16,7 @@ from typing import Any
 from qtool.calibrating.calibration import calibration_tokens
 from qtool.calibrating.chats import Chat
 from qtool.calibrating.device import Device
-from qtool.calibrating.mixture import is_mixture, mixture
+from qtool.calibrating.mixture import mixture
 from qtool.calibrating.stats_file import StatsFile
 from qtool.calibrating.texts import load_text
 from qtool.checkpoint import Checkpoint
@@ -66,7 +66,7 @@ def text_digest(settings: Calibration, source: Path, progress: Progress) -> str:
     found = hashlib.sha256(f"{settings.samples} {settings.length} {settings.seed}".encode())
     of = mixture(settings.source)
     for own, count in zip(of.parts, of.counts(settings.samples), strict=True):
-        if is_mixture(settings.source):
+        if of.name:
             found.update(f"\0{count}".encode())
         for piece in load_text(own.source).pieces():
             found.update(b"\0")

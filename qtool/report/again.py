@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from qtool.calibrating.mixture import TOPICS
+from qtool.calibrating.texts import TOPICS
 from qtool.errors import QtoolError
 from qtool.gguf.recipe import GgufRecipe
 from qtool.recipe.recipe import Recipe, load, parse, shipped
