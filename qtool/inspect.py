@@ -16,9 +16,9 @@ from qtool.entry import Entry
 from qtool.formats import gptq_zeros
 from qtool.formats.safetensors_file import FLOAT_DTYPES
 from qtool.histogram import finite_or_none, of_scales, of_values, scale_lines
-from qtool.numbered import Parts, numbers_at, parts_of, ranges
+from qtool.numbered import Parts, by_kind, numbers_at, parts_of, ranges
 from qtool.printable import printable, sayable
-from qtool.record import without_layers
+from qtool.record import made_by, without_layers
 from qtool.scheme import GroupQuant, Scheme
 from qtool.stored_config import quantization_config
 
@@ -27,10 +27,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 else:
     from qtool.lazy_numpy import np
-
-
-# Of a recipe's keys, the ones that every artifact has; --json has them all.
-_RECIPE_SHOWN = ("recipe.name", "recipe.method", "recipe.format", "recipe.weights")
 
 
 @dataclass(frozen=True)
@@ -93,12 +89,7 @@ class Inspection:
             lines.append(("codes", wide))
         if self.artifact.unreadable:
             lines.append(("record of its making", _damaged(self.artifact)))
-        lines += [
-            (label, value)
-            for label, value in _flat("", without_layers(self.artifact.provenance or {}))
-            if not label.startswith("recipe.") or label.startswith(_RECIPE_SHOWN)
-        ]
-        return lines
+        return [*lines, *_recorded(self.artifact.provenance or {})]
 
     def rows(self, every: bool) -> Iterator[tuple[str, str, str, str, str, str]]:
         """(name, shape, dtype, scheme, bits per weight, bytes), like tensors of all blocks in one
@@ -289,6 +280,19 @@ def detail_lines(detail: Mapping[str, Any]) -> list[str]:
     if detail.get("not_finite"):
         lines.append(f"  not finite       {detail['not_finite']:,}")
     return lines
+
+
+def _recorded(record: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """How it was made, by its own record, of which --json has all."""
+    shown = without_layers(record)
+    recipe, notes = shown.pop("recipe", None), shown.pop("notes", None)
+    if (said := made_by(recipe)) is not None:
+        yield "made by", printable(said)
+    else:
+        yield from _flat("recipe", recipe)
+    yield from _flat("", shown)
+    if isinstance(notes, list):
+        yield from (("note", printable(note)) for note in by_kind(map(str, notes)))
 
 
 def _flat(prefix: str, value: Any) -> Iterator[tuple[str, str]]:

@@ -23,6 +23,17 @@ def numbers_at(names: Iterable[str]) -> dict[Parts, set[int]]:
     return found
 
 
+def by_kind(notes: Iterable[str]) -> list[str]:
+    """Notes that differ only by the number of the layer as one, with how many layers it is of."""
+    kinds: dict[str, list[str]] = {}
+    for note in notes:
+        kinds.setdefault(_NUMBER.sub("*", note), []).append(note)
+    return [
+        same[0] if len(same) == 1 else f"{kind} ({len(same)} layers)"
+        for kind, same in kinds.items()
+    ]
+
+
 def ranges(
     parts: Parts, names: Iterable[str], known: Mapping[Parts, Set[int]] | None = None
 ) -> str:

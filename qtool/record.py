@@ -6,12 +6,14 @@ from typing import Any
 
 from qtool.errors import QtoolError
 from qtool.formats import safetensors_file as st
+from qtool.verification.sentences import count
 
 FILE_NAME = "qtool.json"
 LAYERS = "layers"  # name, scheme, relative_error and of what, of each quantized matrix
 FILES = "files"  # of the artifact, each with its SHA-256
 CARD = "README.md"  # which people write in; no engine reads it
 OUTLIERS = "outliers"  # columns of inputs that LLM.int8() keeps apart
+_FARTHER = ("guided", "gptaq", "yaqa")  # gptq's settings that look beyond the rows of a matrix
 
 
 def record_in(folder: Path) -> tuple[Mapping[str, Any] | None, str]:
@@ -21,6 +23,32 @@ def record_in(folder: Path) -> tuple[Mapping[str, Any] | None, str]:
         return (st.read_json(file) if file.is_file() else None), ""
     except QtoolError as error:
         return None, str(error).replace(str(file), FILE_NAME)
+
+
+def made_by(recipe: object) -> str | None:
+    """A recorded recipe's name, and what it does to weights in order; None where it is no recipe's
+    record. Whoever wrote it, of any version: what is not understood is left out."""
+    if not isinstance(recipe, Mapping) or not isinstance(recipe.get("name"), str):
+        return None
+    chain = _names(recipe.get("transforms")) + _names(recipe.get("method"))
+    settings = recipe.get("gptq")
+    told = []
+    if isinstance(settings, Mapping) and "gptq" in chain:
+        found = ((key, settings.get(key)) for key in _FARTHER)
+        told = [f"{key} {one:g}" for key, one in found if isinstance(one, int | float) and one]
+    steps = [
+        f"gptq ({', '.join(told)})" if told and one == "gptq" else one
+        for one in chain
+        if one not in ("none", "rtn")  # goes without saying
+    ]
+    own = recipe.get("overrides")
+    more = f", with {count(len(own), 'override')}" if isinstance(own, list) and own else ""
+    return f"recipe {recipe['name']}" + (f": {', then '.join(steps)}" if steps else "") + more
+
+
+def _names(value: object) -> list[str]:
+    listed = value if isinstance(value, list) else [value]
+    return [one for one in listed if isinstance(one, str)]
 
 
 def without_layers(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -70,18 +70,11 @@ def _on_gpu(json_: bool, kernels: str | None) -> None:
 
 
 def _print(report: "Report") -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
+    from qtool.cli.tables import console, print_table
+    from qtool.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("kernel")
-    table.add_column("writes")
-    for title in (*report.isas, "memory allows"):
-        table.add_column(title, justify="right")
-    if report.threads > 1:
-        for title in ("gain", "memory's", "in cache"):
-            table.add_column(title, justify="right")
+    gained = ("gain", "memory's", "in cache") if report.threads > 1 else ()
+    titles = ("kernel", "writes", *report.isas, "memory allows", *gained)
     rows: dict[tuple[str, str], dict[str, str]] = {}
     for result in report.results:
         row = rows.setdefault((result.kernel, result.dtype), {})
@@ -90,18 +83,18 @@ def _print(report: "Report") -> None:
         if gains := result.gains:
             row |= {name: f"{gain:.2f}x" for name, gain in vars(gains).items()}
     columns = [*report.isas, "memory", *(["kernel", "plain", "cached"] * (report.threads > 1))]
-    for (kernel, dtype), row in rows.items():
-        table.add_row(kernel, dtype, *(row.get(column, "") for column in columns))
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = 140
-    console.print(table)
-    console.print(
+    cells = [
+        (kernel, dtype, *(row.get(column, "") for column in columns))
+        for (kernel, dtype), row in rows.items()
+    ]
+    where = console()
+    print_table(Table(titles, cells, 2), where)
+    where.print(
         f"million weights a second, {report.threads} thread(s), medians; % of a plain loop that "
         "reads and writes as much"
     )
     if report.threads > 1:
-        console.print(
+        where.print(
             f"gain of {report.threads} threads over one: of the kernel, of the plain loop (what "
             "memory has left to give), and of the kernel on rows that stay in caches"
         )

@@ -93,23 +93,16 @@ def _write_plot(plot: Path, content: str) -> None:
 
 
 def _print(found: list["Evaluation"], best: set[str]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
+    from qtool.cli.tables import print_table
+    from qtool.table import Table
 
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = 200  # a pipe has no width, and cut names are of no use
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("artifact", overflow="fold")
-    titles = ["bytes", "perplexity", "KLD", "+-", "p99", "same top", "front"]
+    titles = ("artifact", "bytes", "perplexity", "KLD", "+-", "p99", "same top", "front")
     rounding = any(one.found["protocol"]["activations"] != "float32" for one in found)
-    for title in [*titles, "inputs"] if rounding else titles:
-        table.add_column(title, justify="right")
+    rows = []
     for one in sorted(found, key=lambda one: one.size_bytes):
         row = one.found
         bounds = row["kld"]["interval"]
-        table.add_row(
+        cells = (
             one.artifact,
             f"{one.size_bytes:,}",
             f"{row['perplexity']:.3f}",
@@ -120,7 +113,8 @@ def _print(found: list["Evaluation"], best: set[str]) -> None:
             "*" if one.artifact in best else "",
             *([row["protocol"]["activations"]] if rounding else []),
         )
-    console.print(table, markup=False)
+        rows.append(cells)
+    print_table(Table((*titles, "inputs") if rounding else titles, rows, 1))
     row = found[0].found
     protocol = row["protocol"]
     typer.echo(

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,7 +13,7 @@ from qtool.printable import print_json, sayable
 
 if TYPE_CHECKING:
     from qtool.gguf.inspect import GgufInspection
-    from qtool.gguf.inspect_text import Table
+    from qtool.table import Table
 
 _TITLES = ("tensor", "shape", "dtype", "scheme", "bits/weight", "bytes")
 _MODELS = ("model", "architecture", "file type", "parameters", "bits/weight", "bytes")
@@ -50,9 +50,9 @@ def inspect(
         _inspect_gguf(path, models, tensor, all_, json_)
         return
     from qtool.artifact import Artifact
-    from qtool.gguf.inspect_text import Table
     from qtool.inspect import detail_lines, tensor_detail
     from qtool.inspect import inspect as look
+    from qtool.table import Table
 
     if tensor is not None:
         detail = tensor_detail(Artifact.open(path), tensor)
@@ -82,9 +82,10 @@ def _address(text: str) -> str | None:
 
 
 def _inspect_remote(address: str, tensor: str | None, every: bool, as_json: bool) -> None:
-    from qtool.gguf.inspect_text import Table, summary, tables
+    from qtool.gguf.inspect_text import summary, tables
     from qtool.inspect import Inspection
     from qtool.remote.open import opened
+    from qtool.table import Table
 
     if tensor is not None:
         raise UnsupportedError(
@@ -133,7 +134,7 @@ def _opened(path: Path) -> Iterator["GgufInspection"]:
 
 def _list_models(models: list[Path], as_json: bool) -> None:
     """A folder of several: a line for each."""
-    from qtool.gguf.inspect_text import Table
+    from qtool.table import Table
 
     rows = []
     found = []
@@ -198,22 +199,18 @@ def _print_plain(summary: list[tuple[str, str]], tables: list["Table"]) -> None:
 
 
 def _print_rich(summary: list[tuple[str, str]], tables: list["Table"]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
+    from rich import table
     from rich.text import Text
 
-    console = Console(highlight=False)
-    head = Table(box=None, show_header=False, pad_edge=False)
+    from qtool.cli.tables import console, print_table
+
+    where = console()
+    head = table.Table(box=None, show_header=False, pad_edge=False)
+    head.add_column()
+    head.add_column(overflow="fold")
     for label, value in summary:
         head.add_row(Text(label, style="bold"), Text(value))
     if summary:
-        console.print(head)
+        where.print(head)
     for one in tables:
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        for column, title in enumerate(one.titles):
-            side: Literal["left", "right"] = "left" if column < one.texts else "right"
-            table.add_column(title, overflow="fold", justify=side)
-        for row in one.rows:
-            table.add_row(*(Text(cell) for cell in row))
-        console.print(table)
+        print_table(one, where)

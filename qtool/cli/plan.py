@@ -39,6 +39,10 @@ def plan(
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="key=value put over the recipe's own")
     ] = None,
+    calibration: Annotated[
+        str | None,
+        typer.Option(help="text, JSONL (texts, chats) or YAML of several, or a hub dataset"),
+    ] = None,
     samples: Annotated[int | None, typer.Option(min=1, help="calibration samples")] = None,
     length: Annotated[int | None, typer.Option(min=1, help="tokens in a sample")] = None,
     max_shard_size: Annotated[
@@ -75,7 +79,7 @@ def plan(
     from qtool.formats.safetensors_file import parse_size
     from qtool.recipe.described import methods
     from qtool.recipe.recipe import Recipe, calibration_sets, load
-    from qtool.runs.quantize import refuse
+    from qtool.runs.quantize import reads_text, refuse
 
     if engine is None and tp != 1:
         raise UsageError("--tp is asked without --engine; name the engine, such as --engine vllm")
@@ -83,17 +87,20 @@ def plan(
         from qtool.verification.engine_rules import check_engine
 
         check_engine(engine, tp)
-    loaded = load(recipe, (set_ or []) + calibration_sets(None, samples, length, None))
+    loaded = load(recipe, (set_ or []) + calibration_sets(calibration, samples, length, None))
     ram = None if max_ram is None else parse_size(max_ram, "--max-ram")
     findings: list[Finding] = []
     made: Plan | GgufPlan
     if isinstance(loaded, Recipe):
         refuse(loaded, "makes no GGUF file", {"--imatrix": imatrix})
+        calibrates = loaded.calibrates
         made, config = _plan(model, loaded, max_shard_size or "5GB", threads, ram, requantize)
         if engine is not None:
             findings = _findings(made, config, engine, tp)
     else:
         refuse(loaded, "makes one GGUF file", {"--max-shard-size": max_shard_size})
+        given = {"--calibration": calibration, "--samples": samples, "--length": length}
+        calibrates = reads_text(loaded, imatrix, [name for name, one in given.items() if one])
         made = _plan_gguf(model, loaded, imatrix, requantize, threads, ram)
         if engine is not None:
             from qtool.verification.engine_rules import type_findings
@@ -101,9 +108,6 @@ def plan(
             types = {tensor.name: tensor.type for tensor in made.tensors}
             architecture = str(made.metadata["general.architecture"].value)
             findings = type_findings(architecture, types, engine, tp)
-    calibrates = loaded.calibrates
-    if not isinstance(loaded, Recipe) and not (loaded.sweeps or loaded.transforms):
-        calibrates &= imatrix is None
     if calibrates and (said := _unusable(loaded.calibration.source)) is not None:
         made = replace(made, warnings=(*made.warnings, said))
     if json_:
@@ -257,21 +261,14 @@ def _print_gguf(made: "GgufPlan", every: bool, how: str | None) -> None:
 
 
 def _table(rows: "Iterable[Row]", stored: str) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
+    from qtool.cli.tables import print_table
+    from qtool.table import Table
 
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = 200  # a pipe has no width, and cut names are of no use
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for title in ("tensor", "shape", stored):
-        table.add_column(title, overflow="fold")
-    for title in ("tensors", "bytes"):
-        table.add_column(title, justify="right")
-    for row in rows:
-        table.add_row(printable(row.name), row.shape, row.stored, str(row.count), f"{row.nbytes:,}")
-    console.print(table, markup=False)
+    cells = [
+        (printable(row.name), row.shape, row.stored, str(row.count), f"{row.nbytes:,}")
+        for row in rows
+    ]
+    print_table(Table(("tensor", "shape", stored, "tensors", "bytes"), cells, 3))
 
 
 def _end(memory: "Memory", seconds: float, warnings: Iterable[str]) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 from qtool.diff.diff import Diff, TensorDifference
 from qtool.diff.sides import CheckpointSide, Item
-from qtool.gguf.inspect_text import Table
 from qtool.printable import printable
+from qtool.table import Table
 
 MOST = 30  # rows of a table unless all are asked for
 _SAID = {

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from qtool.formats.gguf_header import TensorInfo
@@ -14,6 +13,8 @@ from qtool.gguf.inspect import GgufInspection, plain
 from qtool.histogram import scale_lines
 from qtool.numbered import Parts, numbers_at, parts_of, ranges
 from qtool.printable import printable
+from qtool.record import made_by
+from qtool.table import Table
 
 # What follows "<architecture>." in keys, and how a summary says it.
 _FACTS = (
@@ -25,15 +26,6 @@ _FACTS = (
 
 
 _LONGEST_RECIPE = 1 << 18  # characters that are looked at: no recipe of ours has more
-
-
-@dataclass(frozen=True)
-class Table:
-    """Titles and rows; the first `texts` columns are text, the others numbers."""
-
-    titles: tuple[str, ...]
-    rows: Sequence[tuple[str, ...]]
-    texts: int
 
 
 def summary(found: GgufInspection) -> list[tuple[str, str]]:
@@ -62,17 +54,8 @@ def _made_by(found: GgufInspection) -> str | None:
         keys = json.loads(text) if len(text) <= _LONGEST_RECIPE else None
     except (ValueError, RecursionError):
         return None
-    if not isinstance(keys, dict) or not isinstance(keys.get("name"), str):
+    if (said := made_by(keys)) is None:
         return None
-    chain, steps = keys.get("transforms"), []
-    if isinstance(chain, list):
-        steps += [one for one in chain if isinstance(one, str)]
-    method = keys.get("method")  # a list where scales were tuned, too; rtn goes without saying
-    steps += [one for one in method if isinstance(one, str)] if isinstance(method, list) else []
-    steps += ["gptq"] if method == "gptq" else []
-    said = f"recipe {keys['name']}" + (f": {', then '.join(steps)}" if steps else "")
-    if isinstance(own := keys.get("overrides"), list) and own:
-        said += f", with {len(own)} override" + "s" * (len(own) > 1)
     settings = keys.get("calibration")
     if found.text("qtool.calibration") is not None and isinstance(settings, dict):
         said += f"; {settings.get('samples')} samples of {settings.get('length')} tokens"

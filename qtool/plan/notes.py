@@ -40,6 +40,17 @@ def idle(recipe: Recipe) -> list[str]:
     return found
 
 
+def unread(recipe: Recipe) -> list[str]:
+    """Settings of a calibration that there is none of."""
+    given = recipe.calibration.model_fields_set
+    if recipe.calibrates or not given:
+        return []
+    return [
+        f"note: settings of calibration ({', '.join(sorted(given))}) are not used: recipe "
+        f"{recipe.name} looks at no activations"
+    ]
+
+
 def missing_files(checkpoint: Checkpoint, encodes: bool = False) -> list[str]:
     """What engines will look for beside the tensors in vain; no path, as the card repeats it.
 

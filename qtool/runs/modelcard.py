@@ -14,6 +14,7 @@ from qtool import __version__, hub
 from qtool.checkpoint import Checkpoint
 from qtool.engine_commands import COMMANDS
 from qtool.hub import card
+from qtool.numbered import by_kind
 from qtool.plan.plan import Plan
 from qtool.record import without_layers
 from qtool.runs.planned_view import planned_view
@@ -186,7 +187,7 @@ def _errors(layers: Sequence[LayerReport]) -> str:
 
 
 def _notes(plan: Plan, record: dict[str, Any]) -> str:
-    notes = [*plan.warnings, *record["notes"]]
+    notes = [*plan.warnings, *by_kind(record["notes"])]
     if not notes:
         return ""
     return "\n".join(["## Notes", "", *(f"- {note.removeprefix('note: ')}" for note in notes)])

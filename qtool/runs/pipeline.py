@@ -85,12 +85,6 @@ def run(request: Request, progress: Progress) -> Summary:
         warnings.append(
             f"note: --stats is not used: recipe {request.recipe.name} looks at no activations"
         )
-    if request.recipe.calibration.model_fields_set and not request.recipe.calibrates:
-        unused = ", ".join(sorted(request.recipe.calibration.model_fields_set))
-        warnings.append(
-            f"note: settings of calibration ({unused}) are not used: recipe {request.recipe.name} "
-            "looks at no activations"
-        )
     if request.recipe.calibrates and request.stats is None:
         length = request.recipe.calibration.length
         past = structure.past_positions(checkpoint.config, length, "calibration samples")

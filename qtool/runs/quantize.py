@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -140,12 +140,7 @@ def _to_gguf(recipe: GgufRecipe, asked: Asked, progress: Progress) -> Summary:
         {"--stats": asked.stats},
     )
     refuse(recipe, "makes one GGUF file", {"--max-shard-size": asked.max_shard_size})
-    about_calibration = dict.fromkeys(asked.calibration, True)
-    if asked.imatrix is not None and not (recipe.sweeps or recipe.transforms):
-        refuse(recipe, f"takes importance from {asked.imatrix}", about_calibration)
-    elif not recipe.calibrates:
-        refuse(recipe, "measures nothing without `importance: true`", about_calibration)
-    else:
+    if reads_text(recipe, asked.imatrix, asked.calibration):
         check_source(recipe.calibration.source)
     places = _places(asked)
     device = None
@@ -240,6 +235,18 @@ def _stating(
         return there, statement.text(artifact, ran, target)
 
     return state
+
+
+def reads_text(recipe: GgufRecipe, imatrix: Path | None, options: Collection[str]) -> bool:
+    """Whether a run calibrates; UnsupportedError where it does not, and options about that are
+    given."""
+    given = dict.fromkeys(options, True)
+    if imatrix is not None and not (recipe.sweeps or recipe.transforms):
+        refuse(recipe, f"takes importance from {imatrix}", given)
+        return False
+    if not recipe.calibrates:
+        refuse(recipe, "measures nothing without `importance: true`", given)
+    return recipe.calibrates
 
 
 def refuse(recipe: Recipe | GgufRecipe, why: str, options: Mapping[str, object]) -> None:

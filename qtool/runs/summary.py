@@ -1,6 +1,5 @@
 """What a finished run says: one object, printed as a few lines or as JSON."""
 
-import re
 import resource
 import sys
 from collections.abc import Iterable, Sequence
@@ -9,9 +8,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from qtool.numbered import by_kind
+
 _SHOWN = 3  # names in a line
 OUTPUTS, WEIGHTS = "outputs", "weights"  # what a relative error is of
-_LAYER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
 @dataclass(frozen=True)
@@ -124,17 +124,6 @@ def of_text(own: bool) -> list[str]:
     return [
         "calibrated on Python's own documentation, which is good for trying only; --calibration "
         "FILE takes a text like yours"
-    ]
-
-
-def by_kind(notes: Iterable[str]) -> list[str]:
-    """Notes that differ only by the number of the layer as one, with how many layers it is of."""
-    kinds: dict[str, list[str]] = {}
-    for note in notes:
-        kinds.setdefault(_LAYER.sub("*", note), []).append(note)
-    return [
-        same[0] if len(same) == 1 else f"{kind} ({len(same)} layers)"
-        for kind, same in kinds.items()
     ]
 
 
