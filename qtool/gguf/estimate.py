@@ -248,6 +248,7 @@ def run_cost(
         passes += any("_exps" in tensor.name for tensor in tensors)
     if measuring.makes_up:
         passes += duration.COMPARING_PASSES
+    seconds += duration.beside(shapes, passes) / cores
     if measuring.guides:
         passes += duration.GUIDED_PASSES
     for tensor in tensors:
@@ -259,6 +260,10 @@ def run_cost(
             experts = tensor.shape[0] if len(tensor.shape) == 3 else 1
             first = _SAME_INPUT.get(kind, kind) == kind  # of those that read one input
             flops += 2.0 * passes * shapes.tokens * share * tensor.parameters
+            if experts > 1:
+                met = shapes.tokens * share * experts
+                each = duration.beside_experts(met, width + tensor.shape[1], passes)
+                seconds += each / cores
             if measuring.grams and first:  # X'X, of which half is computed
                 flops += experts * shapes.tokens * share * width**2
             if measuring.tune is not None:

@@ -22,7 +22,18 @@ if TYPE_CHECKING:
 FLOPS_PER_CORE = 8.5e10
 ROUNDED_PER_CORE = 1.5e8
 STORAGE_BYTES_PER_SECOND = 4.0e8
-STARTUP_SECONDS = {False: 0.3, True: 4.0}
+STARTUP_SECONDS = {False: 0.3, True: 6.0}
+# Of each matrix that is quantized, whatever its size: small arrays of its factor, scales and codes,
+# looks at what it lost, and files.
+MATRIX_SECONDS = 5e-3
+# What a forward pass does beside products with matrices, for each token and column of a block:
+# attention, as operations for each token that another looks at, and all that reads and writes
+# states, in seconds of a core. (Blocks of Llama, 576 to 4096 wide, samples of 512: 7e-8 to 1.1e-7.)
+ATTENTION, ELEMENTWISE_SECONDS = 5.0, 5.0e-8
+# And for each column that an expert's matrix reads or gives, of each token that it meets.
+EXPERT_SECONDS = 3.5e-9
+# Rows of a matrix whose error is reported.
+REPORTED_ROWS = 256
 # Weights that one core rotates in a second, and how often: for the proof, and for what is written.
 TURNED_PER_CORE, TURNS = 2.0e7, 2
 # What a search over clipped ranges costs, in roundings of the matrix.
@@ -66,6 +77,17 @@ def fed_back_experts(shapes: Shapes, met: float, experts: int, out: int, width: 
     if not shapes.fed_back:
         return 0.0
     return 2.0 * out * (met * shapes.fed_back * out + experts * out * width)
+
+
+def beside(shapes: Shapes, passes: float) -> float:
+    """Seconds of a core that passes through all blocks take beside products with matrices."""
+    each = ATTENTION * shapes.length / FLOPS_PER_CORE + ELEMENTWISE_SECONDS
+    return passes * each * shapes.tokens * shapes.hidden * shapes.count
+
+
+def beside_experts(met: float, columns: int, passes: float) -> float:
+    """The same of an expert's matrix, which meets so many tokens. columns: out and in."""
+    return EXPERT_SECONDS * passes * met * columns
 
 
 def turning(weights: int) -> float:
@@ -113,6 +135,7 @@ def seconds(
     passes = 1.0 + max((groups(shapes, block, setting) for block in shapes.blocks), default=1)
     if recipe.makes_up:
         passes += COMPARING_PASSES
+    seconds += beside(shapes, passes) / cores
     if shapes.guides:
         passes += GUIDED_PASSES
     for tensor in tensors:
@@ -123,7 +146,8 @@ def seconds(
                 flops += sweeping_head(shapes, tensor.shape)
             continue
         out, width = tensor.shape
-        seen = shapes.tokens * (active if structure.expert_of(tensor.name) is not None else 1.0)
+        routed = structure.expert_of(tensor.name) is not None
+        seen = shapes.tokens * (active if routed else 1.0)
         site = structure.input_site(tensor.module)
         if site not in grams[tensor.block]:
             grams[tensor.block].add(site)
@@ -140,11 +164,14 @@ def seconds(
             if recipe.makes_up:
                 flops += 3.1 * seen * width**2 + 6.0 * width**3
         flops += passes * 2.0 * seen * out * width
+        seconds += (MATRIX_SECONDS + routed * beside_experts(seen, out + width, passes)) / cores
+        if shapes.grams:
+            flops += 4.0 * min(out, REPORTED_ROWS) * width**2
         if recipe.tunes:
             seconds += tuning(recipe.tune, shapes, seen / shapes.tokens, out * width, cores)
         if recipe.rounding == "gptq":
             flops += 2.0 * out * width * width
-            if structure.expert_of(tensor.name) is None:
+            if not routed:
                 flops += fed_back(shapes, out, width)
             elif is_last(tensor.module):
                 flops += fed_back_experts(shapes, active, 1, out, width)
