@@ -261,9 +261,8 @@ def run_cost(
             first = _SAME_INPUT.get(kind, kind) == kind  # of those that read one input
             flops += 2.0 * passes * shapes.tokens * share * tensor.parameters
             if experts > 1:
-                met = shapes.tokens * share * experts
-                each = duration.beside_experts(met, width + tensor.shape[1], passes)
-                seconds += each / cores
+                met, columns = shapes.tokens * share * experts, width + tensor.shape[1]
+                seconds += duration.beside_experts(met, columns, passes) / cores
             if measuring.grams and first:  # X'X, of which half is computed
                 flops += experts * shapes.tokens * share * width**2
             if measuring.tune is not None:

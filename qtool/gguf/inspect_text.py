@@ -54,7 +54,7 @@ def _made_by(found: GgufInspection) -> str | None:
         keys = json.loads(text) if len(text) <= _LONGEST_RECIPE else None
     except (ValueError, RecursionError):
         return None
-    if (said := made_by(keys)) is None:
+    if not isinstance(keys, dict) or (said := made_by(keys)) is None:
         return None
     settings = keys.get("calibration")
     if found.text("qtool.calibration") is not None and isinstance(settings, dict):

@@ -28,7 +28,7 @@ def refuse_other_config(checkpoint: Checkpoint) -> None:
     """UnsupportedError where tensors of a known architecture have other shapes than config.json
     says: no engine would load what is made of them."""
     from qtool.artifact import Artifact
-    from qtool.verification.by_table import OTHER_MODEL, check_by_table, row_of
+    from qtool.verification.by_table import other_shapes, row_of
     from qtool.verification.subject import subject_of
 
     row = row_of(checkpoint.config)
@@ -38,13 +38,13 @@ def refuse_other_config(checkpoint: Checkpoint) -> None:
     few = {name: one for name, one in checkpoint.tensors.items() if experts_of(name) is None}
     try:
         subject = subject_of(checkpoint.path, Artifact.of(replace(checkpoint, tensors=few)), None)
-        wrong = [one for one in check_by_table(subject, *row) if one.message.endswith(OTHER_MODEL)]
+        wrong = list(other_shapes(subject, *row))
     except QtoolError:
         return  # is told where it matters
     if wrong:
         more = f" ({len(wrong) - 1} more tensors say so)" if len(wrong) > 1 else ""
         raise UnsupportedError(
-            f"{checkpoint.path}: {wrong[0].message}{more}; put the model's own config.json beside "
+            f"{checkpoint.path}: {wrong[0]}{more}; put the model's own config.json beside "
             "its weights"
         )
 

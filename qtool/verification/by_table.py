@@ -1,7 +1,9 @@
 """The tensors of an architecture that the GGUF table knows: every one, and of which shape."""
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from qtool.decoder_names import name_alone, sees
@@ -22,7 +24,6 @@ from qtool.verification.subject import Subject
 from qtool.verification.tensor_names import BUFFERS, of_attention, packed_part
 
 CHECK = "tensors"
-OTHER_MODEL = "config and weights are of different models"
 _EXPERTS = ".experts."
 _BARE = ((".weight", ""),)  # how tensors of experts end that are no weights of modules
 
@@ -49,25 +50,23 @@ def check_by_table(
     subject: Subject, architecture: Architecture, config: dict[str, Any]
 ) -> Iterator[Finding]:
     """Every module of the architecture in every block, of the right shape; and no other."""
-    names = {name_alone(name): name for name in subject.present}
+    names = _names(subject)
     used: set[str] = set()
     lost: list[str] = []
-    # That more blocks are lost than tensors are there is said elsewhere.
-    blocks_said = min(config["num_hidden_layers"], len(names) + 1)
-    for module in architecture.modules:
-        for block in range(blocks_said if "{b}" in module.name else 1):
-            if not module.in_block(config, block):
-                continue
-            for suffix, end in module.ends:
-                found = _found(module, block, end, names, config)
-                used.update(found)
-                first = suffix == module.ends[0][0]
-                if not found and first and module.required(config) and module.name not in HEADS:
-                    lost.append(module.name.replace("{b}", str(block)) + end)
-                if len(found) == 1 and module.each is None:
-                    yield from _shape(subject, names[found[0]], module, config, suffix, block)
+    for place in _places(architecture, config, names):
+        used.update(place.found)
+        module = place.module
+        first = place.suffix == module.ends[0][0]
+        if not place.found and first and module.required(config) and module.name not in HEADS:
+            lost.append(module.name.replace("{b}", str(place.block)) + place.end)
+        try:
+            said = _other_shape(subject, place, names, config)
+        except QtoolError as error:
+            said = str(error)
+        if said is not None:
+            yield Finding("error", CHECK, names[place.found[0]], said)
     for name in architecture.learned.values():
-        each = [name.replace("{b}", str(block)) for block in range(blocks_said)]
+        each = [name.replace("{b}", str(block)) for block in range(_blocks(config, names))]
         used.update(each)
         lost += [one for one in each if one not in names]
     if lost:
@@ -92,6 +91,48 @@ def check_by_table(
             f"{counted(len(extra), 'tensor')} that {config['architectures'][0]} has no place for: "
             f"{some(extra)}; engines ignore or refuse them",
         )  # fmt: skip
+
+
+def other_shapes(
+    subject: Subject, architecture: Architecture, config: dict[str, Any]
+) -> Iterator[str]:
+    """What is said of tensors that have other shapes than the architecture gives them."""
+    names = _names(subject)
+    for place in _places(architecture, config, names):
+        with suppress(QtoolError):
+            if (said := _other_shape(subject, place, names, config)) is not None:
+                yield said
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where the architecture has a tensor, and the names under which that is there."""
+
+    module: Module
+    block: int
+    suffix: str
+    end: str
+    found: list[str]
+
+
+def _names(subject: Subject) -> dict[str, str]:
+    return {name_alone(name): name for name in subject.present}
+
+
+def _blocks(config: Mapping[str, Any], names: Collection[str]) -> int:
+    # That more blocks are lost than tensors are there is said elsewhere.
+    return int(min(config["num_hidden_layers"], len(names) + 1))
+
+
+def _places(
+    architecture: Architecture, config: dict[str, Any], names: Mapping[str, str]
+) -> Iterator[_Place]:
+    for module in architecture.modules:
+        for block in range(_blocks(config, names) if "{b}" in module.name else 1):
+            if module.in_block(config, block):
+                for suffix, end in module.ends:
+                    found = _found(module, block, end, names, config)
+                    yield _Place(module, block, suffix, end, found)
 
 
 def _found(
@@ -136,29 +177,23 @@ def _apart(module: Module) -> bool:
     return module.cut is None and module.ends != _BARE
 
 
-def _shape(
-    subject: Subject,
-    name: str,
-    module: Module,
-    config: Mapping[str, Any],
-    suffix: str,
-    block: int,
-) -> Iterator[Finding]:
+def _other_shape(
+    subject: Subject, place: _Place, names: Mapping[str, str], config: Mapping[str, Any]
+) -> str | None:
+    """QtoolError where the config does not tell the shape."""
+    if len(place.found) != 1 or place.module.each is not None:
+        return None
+    name = names[place.found[0]]
     entry = subject.entries.get(name)
     if entry is None or isinstance(entry.scheme, str):
-        return  # how a matrix that is not read is shaped is not known
-    try:
-        expected = checkpoint_shape(module, config, suffix, block)
-    except QtoolError as error:
-        yield Finding("error", CHECK, name, str(error))
-        return
+        return None  # how a matrix that is not read is shaped is not known
+    expected = checkpoint_shape(place.module, config, place.suffix, place.block)
     if expected is None or stored_shape(expected) == stored_shape(entry.shape):
-        return
-    yield Finding(
-        "error", CHECK, name,
+        return None
+    return (
         f"{name} is {list(entry.shape)}, and by config.json it should be {list(expected)}; "
-        + OTHER_MODEL,
-    )  # fmt: skip
+        "config and weights are of different models"
+    )
 
 
 def _welcome(name: str) -> bool:
