@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from verifying import serious
 
+from qtool.cli.verify import lines
 from qtool.formats.gguf_file import GgufFile
 from qtool.formats.gguf_values import Value, string, strings, u32
 from qtool.gguf_types import F32, FLOATS
@@ -247,3 +248,11 @@ def test_one_tensor_in_place_of_several(tmp_path: Path) -> None:
     more = gguf_files.write(tmp_path / "more.gguf", metadata, tensors)
     (found,) = [one for one in verify_artifact(more).findings if one.check == "tensors"]
     assert "has no place for: blk.0.attn_sinks.weight" in found.message
+
+
+def test_of_a_file_that_cannot_be_opened_no_share_is_said(tmp_path: Path) -> None:
+    file = tmp_path / "cut.gguf"
+    file.write_bytes(b"GGUF" + b"\3\0\0\0" + b"\1")
+    verdict = verify_artifact(file, threads=1)
+    assert [finding.severity for finding in verdict.findings] == ["error", "note"]
+    assert lines(verdict)[-1] == f"{file}: cannot be opened, 1 check: 1 error"

@@ -86,7 +86,8 @@ def lines(verdict: "Verdict") -> list[str]:
     ]
     outcome = ", ".join(counts) or "nothing wrong"
     what = f"{verdict.format}, {verdict.unquantized_share:.1%} unquantized"
-    if "shapes" not in verdict.checks and verdict.format == "unknown":
+    nothing = verdict.format == "unknown" and "shapes" not in verdict.checks
+    if nothing or tuple(verdict.checks) == ("readable",):
         what = "cannot be opened"
     said.append(
         f"{verdict.path}: {what}, {len(verdict.checks)} "
