@@ -29,6 +29,9 @@ else:
     from qtool.lazy_numpy import np
 
 
+_INPUTS = ("activations", "kv_cache")  # what a recipe does beside rounding weights
+
+
 @dataclass(frozen=True)
 class Inspection:
     """An opened artifact and its totals."""
@@ -288,11 +291,15 @@ def _recorded(record: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     recipe, notes = shown.pop("recipe", None), shown.pop("notes", None)
     if (said := made_by(recipe)) is not None:
         yield "made by", printable(said)
+        for key in _INPUTS:
+            yield from _flat(f"recipe.{key}", recipe.get(key))
     else:
         yield from _flat("recipe", recipe)
     yield from _flat("", shown)
     if isinstance(notes, list):
         yield from (("note", printable(note)) for note in by_kind(map(str, notes)))
+    else:
+        yield from _flat("notes", notes)
 
 
 def _flat(prefix: str, value: Any) -> Iterator[tuple[str, str]]:

@@ -5,6 +5,8 @@ from collections.abc import Iterable, Mapping, Set
 
 _NUMBER = re.compile(r"(?<=\.)\d{1,9}(?=\.)")  # no model has longer ones; int() has a limit, too
 
+_IN_NAME = re.compile(r"(?<=[A-Za-z_]\.)\d{1,9}(?=\.[A-Za-z_])")  # and not in 2.13.0
+
 Parts = tuple[str, ...]  # of a name, what stands around its numbers
 
 
@@ -24,14 +26,17 @@ def numbers_at(names: Iterable[str]) -> dict[Parts, set[int]]:
 
 
 def by_kind(notes: Iterable[str]) -> list[str]:
-    """Notes that differ only by the number of the layer as one, with how many layers it is of."""
+    """Notes that differ only by numbers in names of tensors as one, with how many layers it is
+    of, or how often it is said, where it is of several in a layer."""
     kinds: dict[str, list[str]] = {}
     for note in notes:
-        kinds.setdefault(_NUMBER.sub("*", note), []).append(note)
-    return [
-        same[0] if len(same) == 1 else f"{kind} ({len(same)} layers)"
-        for kind, same in kinds.items()
-    ]
+        kinds.setdefault(_IN_NAME.sub("*", note), []).append(note)
+    said = []
+    for kind, same in kinds.items():
+        layers = {found[0] for note in same if (found := _IN_NAME.findall(note))}
+        each = "layers" if len(layers) == len(same) else "times"
+        said.append(same[0] if len(same) == 1 else f"{kind} ({len(same)} {each})")
+    return said
 
 
 def ranges(

@@ -6,13 +6,13 @@ from typing import Any
 
 from qtool.errors import QtoolError
 from qtool.formats import safetensors_file as st
-from qtool.verification.sentences import count
 
 FILE_NAME = "qtool.json"
 LAYERS = "layers"  # name, scheme, relative_error and of what, of each quantized matrix
 FILES = "files"  # of the artifact, each with its SHA-256
 CARD = "README.md"  # which people write in; no engine reads it
 OUTLIERS = "outliers"  # columns of inputs that LLM.int8() keeps apart
+_MOST = 1e9  # of a setting
 _FARTHER = ("guided", "gptaq", "yaqa")  # gptq's settings that look beyond the rows of a matrix
 
 
@@ -30,25 +30,32 @@ def made_by(recipe: object) -> str | None:
     record. Whoever wrote it, of any version: what is not understood is left out."""
     if not isinstance(recipe, Mapping) or not isinstance(recipe.get("name"), str):
         return None
-    chain = _names(recipe.get("transforms")) + _names(recipe.get("method"))
+    chain = _names(recipe.get("transforms"))
+    chain += [one for one in _names(recipe.get("method")) if one not in chain]
     settings = recipe.get("gptq")
-    told = []
-    if isinstance(settings, Mapping) and "gptq" in chain:
-        found = ((key, settings.get(key)) for key in _FARTHER)
-        told = [f"{key} {one:g}" for key, one in found if isinstance(one, int | float) and one]
+    found = [(key, settings.get(key)) for key in _FARTHER] if isinstance(settings, Mapping) else []
+    told = ", ".join(f"{key} {one}" for key, one in found if _counts(one))
     steps = [
-        f"gptq ({', '.join(told)})" if told and one == "gptq" else one
+        f"gptq ({told})" if told and one == "gptq" else one
         for one in chain
         if one not in ("none", "rtn")  # goes without saying
     ]
     own = recipe.get("overrides")
-    more = f", with {count(len(own), 'override')}" if isinstance(own, list) and own else ""
+    more = ""
+    if isinstance(own, list) and own:
+        more = f", with {len(own)} override" + "s" * (len(own) > 1)
     return f"recipe {recipe['name']}" + (f": {', then '.join(steps)}" if steps else "") + more
 
 
 def _names(value: object) -> list[str]:
     listed = value if isinstance(value, list) else [value]
     return [one for one in listed if isinstance(one, str)]
+
+
+def _counts(value: object) -> bool:
+    """Whether a setting is a number of which something is done."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and 0 < value < _MOST
 
 
 def without_layers(record: Mapping[str, Any]) -> dict[str, Any]:

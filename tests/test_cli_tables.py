@@ -11,30 +11,33 @@ from qtool.table import Table
 NAME = "out/of/a/long/path/w4g128-awq-gptq"
 FIGURES = ("230,836,264", "38.061", "0.08301", "0.00682", "0.7748", "83.94%", "*")
 TITLES = ("artifact", "bytes", "perplexity", "KLD", "+-", "p99", "same top", "front")
+NARROWEST = 75  # a table of these figures and ten letters of a name
 
 
-def printed(width: int, name: str = NAME) -> list[list[str]]:
-    """Words of each line."""
+def printed(width: int, name: str = NAME) -> list[str]:
     file = io.StringIO()
     print_table(Table(TITLES, [(name, *FIGURES)], 1), Console(file=file, width=width))
-    lines = file.getvalue().splitlines()
-    assert all(len(line) <= width for line in lines)
-    return [line.split() for line in lines]
+    return file.getvalue().splitlines()
 
 
-@pytest.mark.parametrize("width", [72, 80, 100, 200])
-def test_figures_are_whole(width: int) -> None:
-    words = [word for line in printed(width) for word in line]
-    assert all(figure in words for figure in FIGURES)
-    assert all(part in words for title in TITLES[1:] for part in title.split())
-
-
-@pytest.mark.parametrize("width", [80, 200])
-def test_names_are_folded_and_nothing_of_them_is_lost(width: int) -> None:
+@pytest.mark.parametrize("width", [20, 40, 60, 66, 72, 80, 100, 200])
+def test_figures_are_whole_and_nothing_of_a_name_is_lost(width: int) -> None:
     lines = printed(width)
-    start = next(number for number, line in enumerate(lines) if FIGURES[0] in line)
-    assert "".join(line[0] for line in lines[start:] if line) == NAME
+    assert max(map(len, lines)) <= max(width, NARROWEST)
+    words = [line.split() for line in lines]
+    assert all(part in words[1] for title in TITLES[1:] for part in title.split())
+    start = next(number for number, line in enumerate(words) if FIGURES[0] in line)
+    assert all(figure in words[start] for figure in FIGURES)
+    assert "".join(line[0] for line in words[start:] if line) == NAME
 
 
-def test_what_looks_like_markup_is_a_name() -> None:
-    assert any("[bold]x[/bold]" in line for line in printed(200, "[bold]x[/bold]"))
+def test_tables_without_rows_or_figures() -> None:
+    file = io.StringIO()
+    print_table(Table(("a", "b"), [], 1), Console(file=file, width=3))
+    print_table(Table(("a",), [("x" * 30,)], 1), Console(file=file, width=12))
+    assert file.getvalue().count("x") == 30
+
+
+def test_names_are_neither_markup_nor_control_characters() -> None:
+    lines = printed(200, "[bold]x[/bold]\x1b[31m")
+    assert any("[bold]x[/bold]\\x1b[31m" in line for line in lines)

@@ -28,6 +28,18 @@ from qtool.record import made_by
         ({"name": "a", "method": "gptq", "gptq": {"guided": 0.0, "yaqa": 0}}, "recipe a: gptq"),
         ({"name": "a", "method": 3, "gptq": [], "overrides": 7, "transforms": [1]}, "recipe a"),
         ({"name": "a", "method": "gptq", "gptq": {"yaqa": "many"}}, "recipe a: gptq"),
+        (
+            {"name": "a", "method": ["awq", "gptq"], "transforms": ["awq"]},
+            "recipe a: awq, then gptq",
+        ),
+        *(
+            ({"name": "a", "method": "gptq", "gptq": {"yaqa": odd}}, "recipe a: gptq")
+            for odd in (10**400, True, float("nan"), float("inf"), -1)
+        ),
+        (
+            {"name": "a", "method": "gptq", "gptq": {"yaqa": 1234567}},
+            "recipe a: gptq (yaqa 1234567)",
+        ),
         ({"name": 1}, None),
         ([], None),
         (None, None),
@@ -48,6 +60,16 @@ def test_notes_are_lines_and_those_of_all_layers_one() -> None:
         ("calibration.samples", "4"),
         ("note", "x.*.y: 3 of 8 channels are zero (12 layers)"),
         ("note", "another\\x1b"),
+    ]
+
+
+def test_what_is_done_beside_rounding_weights_is_said() -> None:
+    recipe = {"name": "a", "method": "none", "activations": {"bits": 8}, "kv_cache": "fp8"}
+    assert list(_recorded({"recipe": recipe, "notes": "damaged"})) == [
+        ("made by", "recipe a"),
+        ("recipe.activations.bits", "8"),
+        ("recipe.kv_cache", "fp8"),
+        ("notes", "damaged"),
     ]
 
 

@@ -22,6 +22,14 @@ def test_notes_of_many_layers_are_one_line() -> None:
     assert by_kind(notes) == [f"{zero.format('*', 192)} (30 layers)", *notes[30:]]
 
 
+def test_notes_of_one_layer_are_not_told_as_of_many() -> None:
+    experts = [f"model.layers.0.mlp.experts.{n}.up_proj: odd" for n in range(8)]
+    assert by_kind(experts) == ["model.layers.*.mlp.experts.*.up_proj: odd (8 times)"]
+    assert by_kind(["same", "same"]) == ["same (2 times)"]
+    versions = ["torch 2.1.0 differs", "torch 2.9.0 differs"]
+    assert by_kind(versions) == versions
+
+
 def test_scales_and_the_text_are_told(tmp_path: Path) -> None:
     made = api.quantize("tiny", "kv-fp8", tmp_path / "a", samples=1, length=16)
     n = len(scales(tmp_path / "a")) // 2

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from qtool.calibrating.texts import TOPICS, check_text, is_dataset
+from qtool.calibrating.texts import JSONL, TOPICS, check_text, is_dataset
 from qtool.errors import RecipeError, SourceError
 
 _EXPECTED = "expected is a list of texts, each a name or {source: NAME, share: NUMBER}"
@@ -95,6 +95,15 @@ def check_source(source: str | None) -> None:
     """SourceError for texts that can be told to be of no use without model, network and torch."""
     for part in mixture(source).parts:
         check_text(part.source)
+
+
+def too_few_bytes(source: str | None, tokens: int) -> int | None:
+    """Bytes of a file of plain text that cannot have so many tokens, or of several of them."""
+    parts = [Path(part.source or "") for part in mixture(source).parts]
+    if not all(path.is_file() and path.suffix.lower() not in JSONL for path in parts):
+        return None
+    found = sum(path.stat().st_size for path in parts)
+    return found if found < tokens else None
 
 
 def interleaved(chosen: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:

@@ -24,8 +24,8 @@ from qtool import hub
 from qtool.calibrating.chats import Chat, chat_of
 from qtool.errors import SourceError, UnsupportedError
 
-_JSONL = (".jsonl", ".ndjson", ".json")
-_TEXT = (".txt", ".text", ".md", *_JSONL)
+JSONL = (".jsonl", ".ndjson", ".json")
+_TEXT = (".txt", ".text", ".md", *JSONL)
 TOPICS = "pydoc_data.topics"
 _AT_ONCE = 1 << 18  # bytes that are read together
 Text = Iterable[str]  # of which a part follows the other
@@ -144,7 +144,7 @@ def _blocks(path: Path) -> Iterator[bytes]:
 
 
 def _pieces(path: Path, text: Iterator[str]) -> Iterator[Piece]:
-    if path.suffix.lower() not in _JSONL:
+    if path.suffix.lower() not in JSONL:
         yield text
         return
     for is_chat, some in groupby(_records(path, text), lambda record: isinstance(record, Chat)):

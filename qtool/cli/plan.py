@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from qtool.plan.budget import Memory
     from qtool.plan.plan import Plan
     from qtool.plan.rows import Row
+    from qtool.recipe.file import Calibration
     from qtool.recipe.recipe import Recipe
     from qtool.verification.finding import Finding
 
@@ -77,6 +78,7 @@ def plan(
     """
     from qtool.errors import UsageError
     from qtool.formats.safetensors_file import parse_size
+    from qtool.plan.notes import unread
     from qtool.recipe.described import methods
     from qtool.recipe.recipe import Recipe, calibration_sets, load
     from qtool.runs.quantize import reads_text, refuse
@@ -94,13 +96,17 @@ def plan(
     if isinstance(loaded, Recipe):
         refuse(loaded, "makes no GGUF file", {"--imatrix": imatrix})
         calibrates = loaded.calibrates
+        _check_text(calibration, calibrates)
         made, config = _plan(model, loaded, max_shard_size or "5GB", threads, ram, requantize)
+        made = replace(made, warnings=(*made.warnings, *unread(loaded)))
         if engine is not None:
             findings = _findings(made, config, engine, tp)
     else:
         refuse(loaded, "makes one GGUF file", {"--max-shard-size": max_shard_size})
         given = {"--calibration": calibration, "--samples": samples, "--length": length}
-        calibrates = reads_text(loaded, imatrix, [name for name, one in given.items() if one])
+        asked = [name for name, one in given.items() if one is not None]
+        calibrates = reads_text(loaded, imatrix, asked)
+        _check_text(calibration, calibrates)
         made = _plan_gguf(model, loaded, imatrix, requantize, threads, ram)
         if engine is not None:
             from qtool.verification.engine_rules import type_findings
@@ -108,7 +114,7 @@ def plan(
             types = {tensor.name: tensor.type for tensor in made.tensors}
             architecture = str(made.metadata["general.architecture"].value)
             findings = type_findings(architecture, types, engine, tp)
-    if calibrates and (said := _unusable(loaded.calibration.source)) is not None:
+    if calibrates and (said := _unusable(loaded.calibration)) is not None:
         made = replace(made, warnings=(*made.warnings, said))
     if json_:
         asked = {} if engine is None else {"engine": engine, "tp": tp}
@@ -162,16 +168,31 @@ def _plan(
     return replace(made, warnings=(*said, *made.warnings)), config
 
 
-def _unusable(source: str | None) -> str | None:
-    """What a run will fail for: no plan looks at the text."""
+def _check_text(named: str | None, calibrates: bool) -> None:
+    """SourceError where a text of the command line is of no use; a recipe's may be replaced."""
     from qtool.calibrating.mixture import check_source
+
+    if named is not None and calibrates:
+        check_source(named)
+
+
+def _unusable(text: "Calibration") -> str | None:
+    """What a run will fail for: no plan looks at the text."""
+    from qtool.calibrating.mixture import check_source, too_few_bytes
     from qtool.errors import SourceError
 
     try:
-        check_source(source)
+        check_source(text.source)
     except SourceError as error:
         return f"calibration.source: {error}; `qtool quantize` fails on it, unless given another"
-    return None
+    found = too_few_bytes(text.source, text.samples * text.length)
+    if found is None:
+        return None
+    return (
+        f"the calibration text ({text.source}) has {found:,} bytes, too few for {text.samples} "
+        f"samples of {text.length} tokens; `qtool quantize` fails on it: give a longer text, or "
+        "fewer or shorter samples (--samples, --length)"
+    )
 
 
 def _findings(made: "Plan", config: Mapping[str, Any], engine: str, tp: int) -> "list[Finding]":

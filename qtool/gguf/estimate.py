@@ -227,7 +227,7 @@ def run_cost(
     cores = memory.setting.threads
     written = sum(tensor.nbytes for tensor in tensors)
     read = sum(tensor.source.nbytes for tensor in tensors)
-    seconds = STARTUP_SECONDS[False] + (read + 2 * written) / STORAGE_BYTES_PER_SECOND
+    seconds = STARTUP_SECONDS[rotates] + (read + 2 * written) / STORAGE_BYTES_PER_SECOND
     for tensor in tensors:
         work = tensor.parameters / _HANDLED
         if not tensor.copied and tensor.type.name in _ENCODED:
@@ -282,7 +282,8 @@ def run_cost(
             if len(tensor.shape) > 1
         )
         flops += duration.feeding_back(shapes, sum(shares))
-    seconds += STARTUP_SECONDS[True] + flops / (FLOPS_PER_CORE * cores)
+    seconds += STARTUP_SECONDS[True] - STARTUP_SECONDS[rotates]
+    seconds += flops / (FLOPS_PER_CORE * cores)
     seconds += read / STORAGE_BYTES_PER_SECOND
     if memory.setting.states_on_disk:
         layers = len({layer_of(tensor.name) for tensor in tensors})

@@ -80,7 +80,8 @@ def fed_back_experts(shapes: Shapes, met: float, experts: int, out: int, width: 
 
 
 def beside(shapes: Shapes, passes: float) -> float:
-    """Seconds of a core that passes through all blocks take beside products with matrices."""
+    """Seconds of a core that passes through all blocks take beside products with matrices. Those
+    of GUIDED_PASSES, FED_BACK_PASSES and STEP_PASSES were measured with all that they do."""
     each = ATTENTION * shapes.length / FLOPS_PER_CORE + ELEMENTWISE_SECONDS
     return passes * each * shapes.tokens * shapes.hidden * shapes.count
 
@@ -91,8 +92,9 @@ def beside_experts(met: float, columns: int, passes: float) -> float:
 
 
 def turning(weights: int) -> float:
-    """Seconds that the proof of a rotation takes, and making the `weights` that it changes."""
-    return STARTUP_SECONDS[True] + TURNS * weights / TURNED_PER_CORE
+    """Seconds that the proof of a rotation takes, and making the `weights` that it changes, beside
+    starting up with torch."""
+    return TURNS * weights / TURNED_PER_CORE
 
 
 def tuning(options: "TuneOptions", shapes: Shapes, share: float, weights: int, cores: int) -> float:
@@ -122,13 +124,15 @@ def seconds(
     cores = setting.threads
     written = sum(tensor.nbytes for tensor in tensors)
     read = sum(tensor.parameters for tensor in tensors) * 2
-    seconds = STARTUP_SECONDS[recipe.calibrates] + (read + written) / STORAGE_BYTES_PER_SECOND
+    with_torch = recipe.calibrates or recipe.rotates
+    seconds = STARTUP_SECONDS[with_torch] + (read + written) / STORAGE_BYTES_PER_SECOND
     weights = sum(tensor.parameters for tensor in tensors if tensor.scheme is not None)
     trials = CLIP_TRIALS if recipe.clips else 1
     seconds += trials * weights / (ROUNDED_PER_CORE * cores)
+    if recipe.rotates:
+        seconds += turning(sum(tensor.parameters for tensor in tensors))
     if not recipe.calibrates:
-        proof = turning(sum(tensor.parameters for tensor in tensors)) if recipe.rotates else 0.0
-        return round(seconds + proof, 1)
+        return round(seconds, 1)
     grams: dict[int, set[str]] = defaultdict(set)  # block -> input sites
     flops = 0.0
     # Each group of inputs takes a forward pass, and so does going on to the next block.

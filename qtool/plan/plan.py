@@ -185,7 +185,6 @@ def make_plan(
     blocks = structure.find_blocks(tensors, checkpoint.config)
     warnings = [
         *notes.idle(recipe),
-        *notes.unread(recipe),
         *notes.missing_files(checkpoint, recipe.calibrates and not from_stats),
     ]
     warnings += [*beside.said(checkpoint), *said]

@@ -10,6 +10,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from qtool.decoder_names import sees
 from qtool.errors import SourceError
 from qtool.plan.handed import ALONE, PER_LAYER, Handed
 
@@ -209,7 +210,8 @@ def shapes_of(
             outside = max(outside, tensor.nbytes)
             turned.append(4 * tensor.parameters + tensor.nbytes)
             vocabulary = max(vocabulary, tensor.shape[0])
-            hidden = max(hidden, 0 if PER_LAYER in tensor.name else tensor.shape[1])
+            if PER_LAYER not in tensor.name and not sees(tensor.name):
+                hidden = max(hidden, tensor.shape[1])
     blocks = set()
     for group in inside.values():
         inputs: dict[str, Input] = {}

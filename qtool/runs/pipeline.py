@@ -22,6 +22,7 @@ from qtool.checkpoint import Checkpoint
 from qtool.methods import rtn
 from qtool.plan.engines import ROUNDED_SCALES
 from qtool.plan.experts import as_quantized
+from qtool.plan.notes import unread
 from qtool.plan.plan import MAX_SHARD_BYTES, Plan, make_plan
 from qtool.plan.planned import Planned
 from qtool.plan.shared_scales import SharedScales
@@ -85,6 +86,7 @@ def run(request: Request, progress: Progress) -> Summary:
         warnings.append(
             f"note: --stats is not used: recipe {request.recipe.name} looks at no activations"
         )
+    warnings += unread(request.recipe)
     if request.recipe.calibrates and request.stats is None:
         length = request.recipe.calibration.length
         past = structure.past_positions(checkpoint.config, length, "calibration samples")
