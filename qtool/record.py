@@ -54,8 +54,9 @@ def _names(value: object) -> list[str]:
 
 def _counts(value: object) -> bool:
     """Whether a setting is a number of which something is done."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and 0 < value < _MOST
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return 0 < value < _MOST
 
 
 def without_layers(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -104,8 +104,8 @@ def plan(
     else:
         refuse(loaded, "makes one GGUF file", {"--max-shard-size": max_shard_size})
         given = {"--calibration": calibration, "--samples": samples, "--length": length}
-        asked = [name for name, one in given.items() if one is not None]
-        calibrates = reads_text(loaded, imatrix, asked)
+        named = [name for name, one in given.items() if one is not None]
+        calibrates = reads_text(loaded, imatrix, named)
         _check_text(calibration, calibrates)
         made = _plan_gguf(model, loaded, imatrix, requantize, threads, ram)
         if engine is not None:
