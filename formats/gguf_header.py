@@ -144,6 +144,8 @@ def _parse(cursor: Cursor, path: Path) -> Header:
 
 def _version(cursor: Cursor) -> int:
     """2 or 3, after the magic."""
+    if not cursor.size:
+        raise cursor.error("the file is empty")
     head = bytes(cursor.data[cursor.take(4, "the magic") :][:4])
     if head != b"GGUF":
         if head in _OLD_MAGICS:

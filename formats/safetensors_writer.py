@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from qtool.errors import FormatError, UnsupportedError
+from qtool.errors import FormatError, UnsupportedError, UsageError
 from qtool.formats.dtypes import DTYPE_BITS, NUMPY_DTYPES
 from qtool.formats.safetensors_header import (
     MAX_HEADER_BYTES,
@@ -315,18 +315,16 @@ class StreamWriter:
 
 
 def parse_size(text: str, option: str) -> int:
-    """Bytes from "5GB", "500MB", "2GiB" or a plain number; FormatError for anything else.
+    """Bytes from "5GB", "500MB", "2GiB" or a plain number; UsageError for anything else.
 
     Nothing is no size either. option: such as --max-ram, for the sentence.
     """
     found = re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,9})?)\s*([kmgt]?)(i?)b?\s*", text.lower())
     if not found:
-        raise FormatError(f"{option}: {text!r} is no size; write it like 5GB or 500MiB")
+        raise UsageError(f"{option}: {text!r} is no size; write it like 5GB or 500MiB")
     number, prefix, binary = found.groups()
     power = " kmgt".index(prefix) if prefix else 0
     size = int(float(number) * (1024 if binary else 1000) ** power)
     if not size:
-        raise FormatError(
-            f"{option}: a size of {text!r} holds nothing; write it like 5GB or 500MiB"
-        )
+        raise UsageError(f"{option}: a size of {text!r} holds nothing; write it like 5GB or 500MiB")
     return size

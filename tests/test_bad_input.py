@@ -222,7 +222,6 @@ def test_no_forward_pass(
         (["--samples", "5000"], ["enough for", "but 5000 are asked for", "--samples"]),
         (["--calibration", "/nonexistent/x.txt"], ["/nonexistent/x.txt", "no such file"]),
         (["--stats", "/nonexistent/s"], ["/nonexistent/s"]),
-        (["--max-shard-size", "many"], ["'many' is no size"]),
         (["--device", "cuda"], ["no NVIDIA GPU is here", "leave --device out"]),
     ],
 )
@@ -233,6 +232,11 @@ def test_what_cannot_be_asked_for(
     given = arguments(model, "w4g128-gptq", tmp_path / "out", *more)
     assert_one_sentence(call(*given), *parts)
     assert snapshot(tmp_path) == before
+
+
+def test_no_size(model: Path, tmp_path: Path, call: Call) -> None:
+    given = arguments(model, "w4g128-gptq", tmp_path / "out", "--max-shard-size", "many")
+    assert_one_sentence(call(*given), "'many' is no size", status=2)
 
 
 def test_no_such_device(model: Path, tmp_path: Path, call: Call) -> None:

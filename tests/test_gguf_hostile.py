@@ -23,7 +23,7 @@ from qtool.formats.gguf_values import Kind
 
 LIES: dict[str, tuple[bytes, str]] = {
     # what kind of file
-    "empty": (b"", "the magic would end at byte 4 of a file of 0 bytes"),
+    "empty": (b"", "the file is empty"),
     "only the magic": (b"GGUF", "the version would end at byte 8 of a file of 4 bytes"),
     "only magic and version": (b"GGUF\3\0\0\0", "number of tensors would end at byte 16"),
     "counts cut": (b"GGUF\3\0\0\0" + bytes(12), "number of keys would end at byte 24"),

@@ -11,7 +11,7 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from qtool.errors import FormatError, UnsupportedError
+from qtool.errors import FormatError, UnsupportedError, UsageError
 from qtool.formats import safetensors_file as st
 from qtool.formats.safetensors_file import Layout, StreamWriter, TensorSpec
 
@@ -247,5 +247,5 @@ def test_sizes(text: str, size: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "GB", "-1", "5XB", "1e9", "five"])
 def test_no_sizes(text: str) -> None:
-    with pytest.raises(FormatError, match=r"--size: .* is no size"):
+    with pytest.raises(UsageError, match=r"--size: .* is no size"):
         st.parse_size(text, "--size")

@@ -49,7 +49,9 @@ def reproduce(
     from qtool.runs.progress import Progress
 
     if not artifact.exists():
-        raise SourceError(f"{artifact}: no such file or folder")
+        raise SourceError(
+            f"{artifact}: no such file or folder; what is made again is an artifact, by its path"
+        )
     asked = Asked(artifact, model, calibration, imatrix, work, threads or default_threads())
     found = run(asked, Progress(quiet=json_))
     if json_:

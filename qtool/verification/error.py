@@ -128,8 +128,9 @@ def dense_compared(
         findings.append(
             Finding(
                 "error", CHECK, lost[0].split(" ")[0],
-                f"{counted(len(lost), 'unquantized tensor')} differ from the source: "
-                f"{some(lost)}; is it the model that this artifact was made of?",
+                f"{counted(len(lost), 'unquantized tensor')} "
+                f"differ{'s' * (len(lost) == 1)} from the source: {some(lost)}; is it the model "
+                "that this artifact was made of?",
             )
         )  # fmt: skip
     return compared, findings
