@@ -285,10 +285,7 @@ def _table(rows: "Iterable[Row]", stored: str) -> None:
     from qtool.cli.tables import print_table
     from qtool.table import Table
 
-    cells = [
-        (printable(row.name), row.shape, row.stored, str(row.count), f"{row.nbytes:,}")
-        for row in rows
-    ]
+    cells = [(row.name, row.shape, row.stored, str(row.count), f"{row.nbytes:,}") for row in rows]
     print_table(Table(("tensor", "shape", stored, "tensors", "bytes"), cells, 3))
 
 
