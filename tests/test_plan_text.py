@@ -1,6 +1,7 @@
 """`plan --calibration`: what `quantize` does with it, as far as no text is cut into tokens."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -63,3 +64,10 @@ def test_a_text_that_is_too_short_by_its_bytes(tmp_path: Path) -> None:
     chats = tmp_path / "text.jsonl"  # to which a template may add
     chats.write_text('{"text": "a"}\n')
     assert not [one for one in warnings("--calibration", str(chats)) if "bytes" in one]
+
+
+def test_times_are_for_so_many_threads() -> None:
+    one = run("plan", "w4g64-gptq", "--threads", "1").stdout
+    two = run("plan", "w4g128-rtn", "--threads", "2").stdout
+    assert re.search(r"estimated: peak memory \d+ MiB, time \d+ s with 1 thread\n", one)
+    assert re.search(r"estimated: peak memory [\d.]+ MiB, time under 1 s with 2 threads\n", two)

@@ -290,11 +290,13 @@ def _table(rows: "Iterable[Row]", stored: str) -> None:
 
 
 def _end(memory: "Memory", seconds: float, warnings: Iterable[str]) -> None:
+    from qtool.verification.sentences import count
+
     disk = memory.disk_bytes / 1e9
     meanwhile = f"{disk:.1f} GB of disk beside the artifact, " if disk >= 1 else ""
     typer.echo(
         f"estimated: peak memory {_memory(memory.estimated.nbytes)}, {meanwhile}"
-        f"time {_duration(seconds)} on this machine"
+        f"time {_duration(seconds)} with {count(memory.setting.threads, 'thread')}"
     )
     if memory.max_ram_bytes is not None:
         typer.echo(memory.line())
@@ -313,5 +315,5 @@ def _memory(nbytes: int) -> str:
 
 def _duration(seconds: float) -> str:
     if seconds < 90:
-        return f"{seconds:.0f} s"
+        return f"{seconds:.0f} s" if seconds >= 1 else "under 1 s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
