@@ -30,15 +30,15 @@ def test_methods(recipe: str, said: str | None) -> None:
 
 @pytest.mark.parametrize("recipe", ["w4g64-gptq", "q4_0-awq-gptq"])
 def test_a_plan_says_them(recipe: str) -> None:
-    (line,) = said(recipe, "--samples", "3")
+    (line,) = lines(recipe, "--samples", "3")
     assert line.endswith("calibrated on 3 samples of 512 tokens")
 
 
 def test_a_plan_says_none_where_nothing_is_measured() -> None:
-    assert not said("q4_0")
+    assert not lines("q4_0")
 
 
-def said(recipe: str, *more: str) -> list[str]:
+def lines(recipe: str, *more: str) -> list[str]:
     result = CliRunner().invoke(app, ["plan", "tiny", "--recipe", recipe, *more])
     assert result.exit_code == 0
     return [line for line in result.stdout.splitlines() if line.startswith("methods: ")]

@@ -29,6 +29,7 @@ from qtool.errors import UnsupportedError
 from qtool.fitting.ends import advised
 from qtool.methods import gptq, rtn
 from qtool.methods.tiles import Spread, in_turn
+from qtool.plan.duration import REPORTED_ROWS
 from qtool.plan.plan import Plan
 from qtool.plan.planned import Planned
 from qtool.plan.shared_scales import SharedScales
@@ -39,8 +40,6 @@ from qtool.scheme import GroupQuant, Scheme, joined
 
 Floats = NDArray[np.float32]
 Write = Callable[[Planned, GroupQuant, float | None], None]  # a matrix, and its input's scale
-
-REPORTED_ROWS = 256  # of each matrix, for its relative error
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ a text file        one text
 JSONL              a line is {"text": ...} or a chat (qtool.calibrating.chats). Texts that follow
                    each other are joined by newlines; a chat is a piece of its own
 a hub dataset      such a file of it
+nothing            Python's own help texts
 
 Several of these are named by a YAML file (qtool.calibrating.mixture).
-nothing            Python's own help texts
 
 A text comes some at a time, since it may be longer than memory.
 """

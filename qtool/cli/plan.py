@@ -96,7 +96,7 @@ def plan(
     if isinstance(loaded, Recipe):
         refuse(loaded, "makes no GGUF file", {"--imatrix": imatrix})
         calibrates = loaded.calibrates
-        _check_text(calibration, calibrates)
+        unusable = _unusable(loaded.calibration, calibration) if calibrates else None
         made, config = _plan(model, loaded, max_shard_size or "5GB", threads, ram, requantize)
         made = replace(made, warnings=(*made.warnings, *unread(loaded)))
         if engine is not None:
@@ -106,7 +106,7 @@ def plan(
         given = {"--calibration": calibration, "--samples": samples, "--length": length}
         named = [name for name, one in given.items() if one is not None]
         calibrates = reads_text(loaded, imatrix, named)
-        _check_text(calibration, calibrates)
+        unusable = _unusable(loaded.calibration, calibration) if calibrates else None
         made = _plan_gguf(model, loaded, imatrix, requantize, threads, ram)
         if engine is not None:
             from qtool.verification.engine_rules import type_findings
@@ -114,8 +114,8 @@ def plan(
             types = {tensor.name: tensor.type for tensor in made.tensors}
             architecture = str(made.metadata["general.architecture"].value)
             findings = type_findings(architecture, types, engine, tp)
-    if calibrates and (said := _unusable(loaded.calibration)) is not None:
-        made = replace(made, warnings=(*made.warnings, said))
+    if unusable is not None:
+        made = replace(made, warnings=(*made.warnings, unusable))
     if json_:
         asked = {} if engine is None else {"engine": engine, "tp": tp}
         found = {} if engine is None else {"findings": [vars(finding) for finding in findings]}
@@ -168,22 +168,17 @@ def _plan(
     return replace(made, warnings=(*said, *made.warnings)), config
 
 
-def _check_text(named: str | None, calibrates: bool) -> None:
-    """SourceError where a text of the command line is of no use; a recipe's may be replaced."""
-    from qtool.calibrating.mixture import check_source
-
-    if named is not None and calibrates:
-        check_source(named)
-
-
-def _unusable(text: "Calibration") -> str | None:
-    """What a run will fail for: no plan looks at the text."""
+def _unusable(text: "Calibration", named: str | None) -> str | None:
+    """What a run will fail for: no plan looks at the text. SourceError where that is named on the
+    command line, and of no use; a recipe's may be replaced."""
     from qtool.calibrating.mixture import check_source, too_few_bytes
     from qtool.errors import SourceError
 
     try:
         check_source(text.source)
     except SourceError as error:
+        if named is not None:
+            raise
         return f"calibration.source: {error}; `qtool quantize` fails on it, unless given another"
     found = too_few_bytes(text.source, text.samples * text.length)
     if found is None:

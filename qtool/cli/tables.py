@@ -2,7 +2,6 @@
 
 A terminal that is narrower than figures and some letters of each name folds lines itself."""
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from qtool.printable import printable
@@ -35,8 +34,8 @@ def print_table(table: "Table", where: "Console | None" = None) -> None:
     from rich.text import Text
 
     where = console() if where is None else where
-    rows: Sequence[Sequence[str]] = [table.titles, *table.rows]
-    widths = [max(cell_len(row[c]) for row in rows) for c in range(len(table.titles))]
+    rows = [[printable(cell) for cell in row] for row in (table.titles, *table.rows)]
+    widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
     figures = sum(widths[table.texts :])
     tight = where.width < 3 * len(widths) + figures + _ENOUGH * table.texts
     least = figures + len(widths) + 1 + sum(min(one, _LEAST) for one in widths[: table.texts])
@@ -48,8 +47,8 @@ def print_table(table: "Table", where: "Console | None" = None) -> None:
             shown.add_column(title, overflow="fold", min_width=min(widths[column], _LEAST))
         else:
             shown.add_column(title, justify="right", no_wrap=True)
-    for row in table.rows:
-        shown.add_row(*(Text(printable(cell)) for cell in row))
+    for row in rows[1:]:
+        shown.add_row(*map(Text, row))
     width, where.width = where.width, max(where.width, least)
     where.print(shown)
     where.width = width

@@ -227,7 +227,8 @@ def run_cost(
     cores = memory.setting.threads
     written = sum(tensor.nbytes for tensor in tensors)
     read = sum(tensor.source.nbytes for tensor in tensors)
-    seconds = STARTUP_SECONDS[rotates] + (read + 2 * written) / STORAGE_BYTES_PER_SECOND
+    with_torch = rotates or shapes is not None
+    seconds = STARTUP_SECONDS[with_torch] + (read + 2 * written) / STORAGE_BYTES_PER_SECOND
     for tensor in tensors:
         work = tensor.parameters / _HANDLED
         if not tensor.copied and tensor.type.name in _ENCODED:
@@ -282,7 +283,6 @@ def run_cost(
             if len(tensor.shape) > 1
         )
         flops += duration.feeding_back(shapes, sum(shares))
-    seconds += STARTUP_SECONDS[True] - STARTUP_SECONDS[rotates]
     seconds += flops / (FLOPS_PER_CORE * cores)
     seconds += read / STORAGE_BYTES_PER_SECOND
     if memory.setting.states_on_disk:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from qtool import methods, native_gguf
 from qtool.calibrating.device import Device
-from qtool.calibrating.quantize_site import REPORTED_ROWS, signal_and_noise
+from qtool.calibrating.quantize_site import signal_and_noise
 from qtool.calibrating.row_feedback import FED_BACK, Rows
 from qtool.calibrating.row_rounding import RowFactor, round_rows
 from qtool.calibrating.sites import Site
@@ -35,6 +35,7 @@ from qtool.gguf.pieces import check_fits, floats_of, matrices_of
 from qtool.gguf.planned import PlannedTensor
 from qtool.methods import gptq
 from qtool.native.sums import checksum
+from qtool.plan.duration import REPORTED_ROWS
 
 Floats = NDArray[np.float32]
 Blocks = NDArray[np.uint8]  # [out, bytes of a row]

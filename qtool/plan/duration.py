@@ -32,8 +32,7 @@ MATRIX_SECONDS = 5e-3
 ATTENTION, ELEMENTWISE_SECONDS = 5.0, 5.0e-8
 # And for each column that an expert's matrix reads or gives, of each token that it meets.
 EXPERT_SECONDS = 3.5e-9
-# Rows of a matrix whose error is reported.
-REPORTED_ROWS = 256
+REPORTED_ROWS = 256  # of each matrix, for its relative error
 # Weights that one core rotates in a second, and how often: for the proof, and for what is written.
 TURNED_PER_CORE, TURNS = 2.0e7, 2
 # What a search over clipped ranges costs, in roundings of the matrix.
