@@ -22,7 +22,7 @@ SECONDS ?= 600
 TASKS ?= 16
 KERNEL_TESTS = tests/test_native*.py
 
-.PHONY: demo test test-slow test-oracle test-sanitize test-aarch64 test-clang test-wheel test-sdist \
+.PHONY: demo test test-long long-tests test-slow test-oracle test-sanitize test-aarch64 test-clang test-wheel test-sdist \
 	fuzz-kernels fuzz-readers lint docs kernels cuda-kernels cuda-ptx cuda-ptx-short cuda-sass \
 	gpu-check wheel clean
 
@@ -31,8 +31,18 @@ demo: $(VENV)/.installed
 	$(BIN)/qtool quantize tiny --recipe w4g128-awq -o $(DEMO)
 	$(BIN)/qtool inspect $(DEMO)
 
+# By as many processes as there are processors, of four at most.
+PYTEST := $(BIN)/pytest -q -n auto --maxprocesses 4 --dist worksteal
 test: $(VENV)/.installed-test
-	$(BIN)/pytest -q -n auto --maxprocesses 4 --dist worksteal
+	$(PYTEST) -m "not long and not slow and not oracle and not gpu"
+
+# Those of tests/long.txt, which long-tests writes anew by the times that they take.
+test-long: $(VENV)/.installed-test
+	$(PYTEST) -m long
+
+long-tests: $(VENV)/.installed-test
+	$(PYTEST) -o junit_duration_report=call --junit-xml=out/times.xml
+	$(BIN)/python tests/long_tests.py out/times.xml
 
 test-slow: $(VENV)/.installed-test
 	$(BIN)/pytest -q -m slow
@@ -68,7 +78,7 @@ cuda-kernels: $(VENV)/.installed $(VENV)/.installed-nvrtc
 # that encode or round; and those whose code is another on sm_75, with fewer of those that round,
 # numbers of vectors and widths of words.
 ARCH ?= sm_90
-PTX = QTOOL_TEST_DEVICE=ptx $(BIN)/pytest -q -n auto --maxprocesses 4 --dist worksteal
+PTX = QTOOL_TEST_DEVICE=ptx $(PYTEST)
 PTX_TESTS := $(wildcard tests/test_cuda_*.py) tests/test_ptx_kernels.py
 PTX_SHORT := test_cuda_dequantize or test_cuda_gemv or test_ptx_kernels or (test_cuda_encode and \
 	(sums or several or (float16 and not bfloat16-IQ) or (cpus and not IQ))) or \

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from long_tests import mark
 from remembered_ids import remembered
 
 # Before a library with threads is there: they are as many as processes ask for, most matrices are
@@ -57,6 +58,11 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.freeze()
         gc.enable()
         gc.set_threshold(10_000, 10, 50)  # what tests leave is little beside what they import
+
+
+@pytest.hookimpl(tryfirst=True)  # before marks are asked for
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    mark(config, items)
 
 
 def pytest_unconfigure() -> None:
