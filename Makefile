@@ -22,9 +22,9 @@ SECONDS ?= 600
 TASKS ?= 16
 KERNEL_TESTS = tests/test_native*.py
 
-.PHONY: demo test test-long long-tests test-slow test-oracle test-sanitize test-aarch64 test-clang test-wheel test-sdist \
-	fuzz-kernels fuzz-readers lint docs kernels cuda-kernels cuda-ptx cuda-ptx-short cuda-sass \
-	gpu-check wheel clean
+.PHONY: demo test test-long long-tests test-slow test-oracle test-sanitize test-aarch64 test-clang \
+	test-wheel test-sdist fuzz-kernels fuzz-readers lint docs kernels cuda-kernels cuda-ptx \
+	cuda-ptx-short cuda-sass gpu-check wheel clean
 
 demo: $(VENV)/.installed
 	rm -rf $(DEMO)

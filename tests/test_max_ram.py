@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -291,6 +293,19 @@ def test_the_estimate_is_a_little_more_than_what_was_measured(
     sets = [f"calibration.samples={samples}", "calibration.length=512", "gptq.yaqa=0"]
     planned = make_plan(load(recipe, sets), Checkpoint.open(model), threads=2).peak_rss_bytes
     assert measured <= planned / 2**20 <= 1.1 * measured
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["w4g128-gptq", "w4g128-awq-gptq"])
+def test_as_many_samples_as_usual_take_what_is_planned(recipe: str, tmp_path: Path) -> None:
+    """64 MiB of states, in pieces that lie among what each micro-batch takes for a while."""
+    line = ["quantize", "tiny", "--recipe", recipe, "--threads", "2", "-o", str(tmp_path / "x")]
+    done = subprocess.run(
+        [sys.executable, "-m", "qtool", *line, "--json"], capture_output=True, check=True, text=True
+    )
+    said = json.loads(done.stdout)
+    assert 0.85 * said["memory"]["estimated_bytes"] < said["peak_rss_bytes"]
+    assert said["peak_rss_bytes"] <= said["memory"]["estimated_bytes"]
 
 
 def test_rows_of_an_embedding_and_a_head_take_more_than_either_read_back(tmp_path: Path) -> None:

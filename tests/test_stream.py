@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from qtool.calibrating.sites import Tracer
 from qtool.calibrating.skeleton import Skeleton
+from qtool.calibrating.stream import InMemory
 from qtool.calibrating.workers import Workers
 from qtool.checkpoint import Checkpoint
 from qtool.errors import SourceError, UnsupportedError
@@ -132,6 +133,18 @@ def test_the_probe_is_a_prefix(name: str, folders: dict[str, Path], workers: Wor
         skeleton.advance(block, stream, workers)
         assert short.shape[1] == 64
         assert torch.allclose(short, stream.hidden[0][:1, :64], rtol=1e-4, atol=1e-5)
+
+
+def test_states_in_memory_stay_where_they_are(folders: dict[str, Path], workers: Workers) -> None:
+    """And no two streams share them, though what one begins with is the other's."""
+    skeleton = Skeleton.open(Checkpoint.open(folders["llama"]))
+    stream = skeleton.embed(some_tokens(), micro_batch_tokens=80)
+    other = InMemory(stream.hidden)
+    before = [(one.data_ptr(), one.clone()) for one in stream.hidden]
+    skeleton.advance(skeleton.block(0), stream, workers)
+    for (place, states), now, kept in zip(before, stream.hidden, other, strict=True):
+        assert now.data_ptr() == place and not torch.equal(now, states)
+        assert torch.equal(kept, states)
 
 
 def test_threads_change_no_bit(folders: dict[str, Path]) -> None:

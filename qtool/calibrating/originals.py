@@ -18,7 +18,7 @@ from qtool.calibrating.placed import Passage
 from qtool.calibrating.sites import Site
 from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.stats import SiteStats
-from qtool.calibrating.stream import LoadedBlock, States
+from qtool.calibrating.stream import InMemory, LoadedBlock, States
 from qtool.calibrating.tune_block import Kind, Tuned, tune_block
 from qtool.methods import gptaq, named
 from qtool.recipe.methods import TuneOptions
@@ -55,7 +55,7 @@ class Originals:
         """Before the first block, where both are the same. folder: of the run."""
         stream, own = passage.stream, folder / FOLDER
         own.mkdir(exist_ok=True)
-        hidden: States = list(stream.hidden)
+        hidden: States = InMemory(stream.hidden)
         if isinstance(stream.hidden, OnDisk):
             hidden = OnDisk(own)
             for states in stream.hidden:

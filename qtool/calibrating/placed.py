@@ -177,7 +177,7 @@ class Passing:
         leaving, self._leaving = self._leaving, None
         if leaving is not None:
             leaving.arrived.synchronize()
-            self._states[leaving.number] = leaving.here.clone()  # not in pinned memory
+            self._states[leaving.number] = leaving.here
 
     def leave(self) -> None:
         """Whatever uses the memory of this next comes after all copies, also where some step has

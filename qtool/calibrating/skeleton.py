@@ -34,7 +34,7 @@ from qtool.calibrating.meta_model import fill_buffers, find_blocks, meta_model, 
 from qtool.calibrating.online import Online
 from qtool.calibrating.outer_forward import past_blocks, recorded
 from qtool.calibrating.reading import EmbeddingRows, OnHost, Reading
-from qtool.calibrating.stream import CPU, Call, LoadedBlock, States, Stream
+from qtool.calibrating.stream import CPU, Call, InMemory, LoadedBlock, States, Stream
 from qtool.calibrating.weights import Weights
 from qtool.calibrating.workers import Workers
 from qtool.errors import QtoolError, SourceError, UnsupportedError
@@ -164,14 +164,14 @@ class Skeleton:
     ) -> Stream:
         """States before the first block, and every block's arguments; tokens [n, length].
 
-        states: where the states go; empty. By default into a list. folder: where large arguments
+        states: where the states go; empty. By default into memory. folder: where large arguments
         go; by default that of states, and where these are in memory there, too.
         """
         samples, length = tokens.shape
         size = max(1, -(-micro_batch_tokens // length))
         kept = Arguments(states.folder if isinstance(states, OnDisk) else folder)
         with self._outer_weights(), EmbeddingRows(self.checkpoint, self._tables(), tokens):
-            hidden: States = [] if states is None else states
+            hidden: States = InMemory() if states is None else states
             calls: list[list[Call]] = [[] for _ in range(self.count)]
             for start in range(0, samples, size):
                 part = tokens[start : start + size]

@@ -4,7 +4,7 @@ Micro-batches have a fixed number of tokens, each is computed by one thread, and
 them is summed in their order: the number of threads changes no bit.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -29,14 +29,41 @@ class Call:
 
 
 class States(Protocol):
-    """States by micro-batch, each [samples, length, columns] float32: a list of them, or something
-    like one that keeps them elsewhere."""
+    """States by micro-batch, each [samples, length, columns] float32: something like a list of
+    them, wherever it keeps them."""
 
     def append(self, states: torch.Tensor, /) -> None: ...
     def __len__(self) -> int: ...
     def __iter__(self) -> Iterator[torch.Tensor]: ...
     def __getitem__(self, number: int, /) -> torch.Tensor: ...
     def __setitem__(self, number: int, states: torch.Tensor, /) -> None: ...
+
+
+class InMemory:
+    """States in memory that stay where they are: what replaces them is copied there.
+
+    New tensors in their stead would leave the heap in pieces between the activations that come and
+    go, and the process with half as much again as the states are.
+    """
+
+    def __init__(self, states: Iterable[torch.Tensor] = ()) -> None:
+        self._states = [one.clone() for one in states]
+
+    def append(self, states: torch.Tensor) -> None:
+        self._states.append(states.clone())
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter(self._states)
+
+    def __getitem__(self, number: int) -> torch.Tensor:
+        """What is replaced later is another then."""
+        return self._states[number]
+
+    def __setitem__(self, number: int, states: torch.Tensor) -> None:
+        self._states[number].copy_(states)
 
 
 @dataclass
