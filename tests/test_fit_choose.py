@@ -70,7 +70,10 @@ def test_what_a_refusal_names_is_enough() -> None:
 
 
 def test_smaller_types_are_named_where_they_could_do() -> None:
-    assert refusal(size_bytes=1000).endswith("ask for more, or name smaller --types")
+    said = refusal(size_bytes=1000)
+    assert said.startswith("--size: 1,000 bytes are asked for, and with these types the smallest")
+    assert said.endswith("ask for more, or name smaller --types")
+    assert refusal(bits=0.5).startswith("--bits: 0.5 bits are asked for, and ")
     said = refusal(size_bytes=500, kept_keys=frozenset({"head"}))
     assert "777 bytes of it in tensors that are not chosen for (with mlx.head as given)" in said
     assert said.endswith("; ask for more")

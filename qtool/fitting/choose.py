@@ -123,16 +123,17 @@ def _refuse_less_than(request: FitRequest, made: Made, fixed: int, ways: Ways) -
     budget = _budget(request, made)
     if budget >= made.tensor_bytes:
         return
-    asked = f"{request.size_bytes:,} bytes" if request.size_bytes else f"{request.bits:g} bits"
+    size = request.size_bytes
+    asked = f"--bits: {request.bits:g} bits" if size is None else f"--size: {size:,} bytes"
     there = {choice for sizes in ways.sizes.values() for choice in sizes}
     smaller = "" if budget < fixed or there & _SMALLEST else ", or name smaller --types"
     keys = ", ".join(f"mlx.{key}" for key in sorted(request.kept_keys))
     given = f" (with {keys} as given)" if keys else ""
     bits = ceil(1000 * made.bits_per_weight) / 1000  # so that as many are enough
     raise UnsupportedError(
-        f"{request.source}: with these types the smallest artifact has {made.size_bytes:,} bytes, "
-        f"{bits:.3f} bits a weight, {fixed:,} bytes of it in tensors that are not chosen "
-        f"for{given}, and {asked} are asked for; ask for more{smaller}"
+        f"{asked} are asked for, and with these types the smallest artifact has "
+        f"{made.size_bytes:,} bytes, {bits:.3f} bits a weight, {fixed:,} bytes of it in tensors that "
+        f"are not chosen for{given}; ask for more{smaller}"
     )
 
 
