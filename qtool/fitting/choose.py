@@ -132,8 +132,8 @@ def _refuse_less_than(request: FitRequest, made: Made, fixed: int, ways: Ways) -
     bits = ceil(1000 * made.bits_per_weight) / 1000  # so that as many are enough
     raise UnsupportedError(
         f"{asked} are asked for, and with these types the smallest artifact has "
-        f"{made.size_bytes:,} bytes, {bits:.3f} bits a weight, {fixed:,} bytes of it in tensors that "
-        f"are not chosen for{given}; ask for more{smaller}"
+        f"{made.size_bytes:,} bytes, {bits:.3f} bits a weight, {fixed:,} bytes of it in tensors "
+        f"that are not chosen for{given}; ask for more{smaller}"
     )
 
 

@@ -33,8 +33,8 @@ ACTIVATIONS_OF_HIDDEN, ACTIVATIONS_OF_WIDEST, ROUTED_COPIES = 3.0, 3.0, 1.0
 # states alone, or of these and of what queries, keys and values are, whichever is more.
 KEPT_OF_HIDDEN, KEPT_OF_WIDEST = 26.0, 7.0
 KEPT_OF_ATTENTION, KEPT_BEFORE_ATTENTION, KEPT_OF_ATTENDING = 28.0, 9.0, 6.0
-# How much more hidden states take, with what goes beside them, where tokens are guided, states of the
-# original model are followed or a block is tuned.
+# How much more hidden states take, with what goes beside them, where tokens are guided, states of
+# the original model are followed or a block is tuned.
 TUNED_STATES = 1.25
 # Bytes of each number of the largest parameter of a block whose slope a thread has, with products.
 SLOPE_BYTES = 5
