@@ -30,7 +30,7 @@ from qtool.calibrating.reading import Reading
 from qtool.calibrating.sites import Tracer
 from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.stats import HISTOGRAM, NEEDS, collect
-from qtool.calibrating.stream import LoadedBlock, Stream
+from qtool.calibrating.stream import InMemory, LoadedBlock, Stream
 from qtool.calibrating.workers import Workers
 from qtool.checkpoint import Checkpoint
 from qtool.cuda import running
@@ -101,7 +101,7 @@ def test_what_is_measured_there(name: str, models: Path, device: Device) -> None
 @pytest.mark.parametrize("on_disk", [True, False])
 def test_states_pass_in_their_order(on_disk: bool, tmp_path: Path, device: Device) -> None:
     """A micro-batch is read before the one before it is written back, and of every shape."""
-    states: Any = OnDisk(tmp_path) if on_disk else []
+    states: Any = OnDisk(tmp_path) if on_disk else InMemory()
     first = [torch.full((samples, 3, 2), float(number)) for number, samples in enumerate([2, 2, 1])]
     for one in first:
         states.append(one)

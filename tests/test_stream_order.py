@@ -30,7 +30,7 @@ from qtool.calibrating.device import Device, open_gpu
 from qtool.calibrating.sites import Tracer
 from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.stats import NEEDS, collect
-from qtool.calibrating.stream import LoadedBlock
+from qtool.calibrating.stream import InMemory, LoadedBlock
 from qtool.calibrating.workers import Workers
 from qtool.cuda import more_tasks, uploads
 from qtool.gguf import on_device, swept_site
@@ -239,7 +239,9 @@ def test_states_pass(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
 
         monkeypatch.setattr(cuda.Stream, "wait_stream", unless(wait))
         monkeypatch.setattr(cuda.Event, "synchronize", unless(synchronize))
-        states: Any = list(before)
+        states = InMemory()
+        for one in before:
+            states.append(one)
         passed(gpu, states)
         for number, one in enumerate(states):
             assert torch.equal(one, before[number] * (2 if number % 2 else 1))

@@ -55,11 +55,9 @@ class Originals:
         """Before the first block, where both are the same. folder: of the run."""
         stream, own = passage.stream, folder / FOLDER
         own.mkdir(exist_ok=True)
-        hidden: States = InMemory(stream.hidden)
-        if isinstance(stream.hidden, OnDisk):
-            hidden = OnDisk(own)
-            for states in stream.hidden:
-                hidden.append(states)
+        hidden: States = OnDisk(own) if isinstance(stream.hidden, OnDisk) else InMemory()
+        for states in stream.hidden:
+            hidden.append(states)
         original = replace(passage, stream=replace(stream, hidden=hidden))
         return cls(skeleton, passage, original, own)
 

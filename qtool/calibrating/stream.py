@@ -4,7 +4,7 @@ Micro-batches have a fixed number of tokens, each is computed by one thread, and
 them is summed in their order: the number of threads changes no bit.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -30,7 +30,8 @@ class Call:
 
 class States(Protocol):
     """States by micro-batch, each [samples, length, columns] float32: something like a list of
-    them, wherever it keeps them."""
+    them, wherever it keeps them. What is read is not written into, and good until its number is
+    set: nobody keeps it."""
 
     def append(self, states: torch.Tensor, /) -> None: ...
     def __len__(self) -> int: ...
@@ -46,11 +47,12 @@ class InMemory:
     go, and the process with half as much again as the states are.
     """
 
-    def __init__(self, states: Iterable[torch.Tensor] = ()) -> None:
-        self._states = [one.clone() for one in states]
+    def __init__(self) -> None:
+        self._states: list[torch.Tensor] = []
 
     def append(self, states: torch.Tensor) -> None:
-        self._states.append(states.clone())
+        """A copy of one more micro-batch."""
+        self._states.append(states.clone(memory_format=torch.contiguous_format))
 
     def __len__(self) -> int:
         return len(self._states)
@@ -59,11 +61,12 @@ class InMemory:
         return iter(self._states)
 
     def __getitem__(self, number: int) -> torch.Tensor:
-        """What is replaced later is another then."""
         return self._states[number]
 
     def __setitem__(self, number: int, states: torch.Tensor) -> None:
-        self._states[number].copy_(states)
+        here = self._states[number]
+        assert (states.shape, states.dtype) == (here.shape, here.dtype)
+        here.copy_(states)
 
 
 @dataclass
