@@ -44,7 +44,7 @@ class InMemory:
     """States in memory that stay where they are: what replaces them is copied there.
 
     New tensors in their stead would leave the heap in pieces between the activations that come and
-    go, and the process with half as much again as the states are.
+    go, and the process with up to as much again as the states are.
     """
 
     def __init__(self) -> None:
