@@ -149,7 +149,9 @@ def test_only_what_is_needed_is_measured(tmp_path: Path) -> None:
 def test_a_failure_in_one_micro_batch_ends_all(tmp_path: Path) -> None:
     """And is the one reported, though others were waiting for their turn."""
     block, stream, found = opened(build("llama", tmp_path))
-    stream.hidden[1] = torch.zeros(2, 40, 3)
+    hidden: Any = [*stream.hidden]
+    hidden[1] = torch.zeros(2, 40, 3)
+    stream.hidden = hidden
     with Workers(3) as workers, pytest.raises(RuntimeError, match="3"):
         collect(block, stream, found.sites, NEEDS, workers)
 
