@@ -14,12 +14,8 @@ from arch_models import ARCHITECTURES, CONFIGS, VOCABULARY, build
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
-from qtool.calibrating.hidden import OnDisk
-from qtool.calibrating.originals import Originals
-from qtool.calibrating.placed import Passage
 from qtool.calibrating.sites import Tracer
 from qtool.calibrating.skeleton import Skeleton
-from qtool.calibrating.stream import InMemory, States, Stream
 from qtool.calibrating.workers import Workers
 from qtool.checkpoint import Checkpoint
 from qtool.errors import SourceError, UnsupportedError
@@ -136,53 +132,6 @@ def test_the_probe_is_a_prefix(name: str, folders: dict[str, Path], workers: Wor
         skeleton.advance(block, stream, workers)
         assert short.shape[1] == 64
         assert torch.allclose(short, stream.hidden[0][:1, :64], rtol=1e-4, atol=1e-5)
-
-
-def test_states_in_memory_stay_where_they_are(folders: dict[str, Path], workers: Workers) -> None:
-    skeleton = Skeleton.open(Checkpoint.open(folders["llama"]))
-    stream = skeleton.embed(some_tokens(), micro_batch_tokens=80)
-    before = [(one.data_ptr(), one.clone()) for one in stream.hidden]
-    skeleton.advance(skeleton.block(0), stream, workers)
-    for (place, states), now in zip(before, stream.hidden, strict=True):
-        assert now.data_ptr() == place and not torch.equal(now, states)
-
-
-def test_states_in_memory_are_nobody_elses() -> None:
-    hidden = InMemory()
-    given = torch.zeros(3, 2, 4).movedim(0, 1)
-    hidden.append(given)
-    given += 1
-    assert not hidden[0].any() and hidden[0].is_contiguous()
-    for other in (torch.ones(2, 3, 4).double(), torch.ones(4)):
-        with pytest.raises(AssertionError):
-            hidden[0] = other
-
-
-@pytest.mark.parametrize("on_disk", [True, False])
-def test_states_of_the_original_are_kept_as_those_of_the_run(
-    on_disk: bool, tmp_path: Path, workers: Workers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """From disk to disk one after the other, however little memory there is."""
-    there: list[weakref.ref[torch.Tensor]] = []
-    read = OnDisk.__getitem__
-
-    def counted(self: OnDisk, number: int) -> torch.Tensor:
-        assert sum(one() is not None for one in there) < 2
-        found = read(self, number)
-        there.append(weakref.ref(found))
-        return found
-
-    monkeypatch.setattr(OnDisk, "__getitem__", counted)
-    hidden: States = OnDisk(tmp_path) if on_disk else InMemory()
-    for number in range(5):
-        hidden.append(torch.full((2, 3, 4), float(number)))
-    nothing: Any = None
-    stream = Stream(hidden, nothing, [], [], 0)
-    both = Originals.of(nothing, Passage.of(stream, workers, None), tmp_path)
-    kept = both.original.stream.hidden
-    assert type(kept) is type(hidden) and len(there) == (5 if on_disk else 0)
-    hidden[1] = torch.ones(2, 3, 4) * 7
-    assert [float(states[0, 0, 0]) for states in kept] == [0, 1, 2, 3, 4]
 
 
 def test_threads_change_no_bit(folders: dict[str, Path]) -> None:
