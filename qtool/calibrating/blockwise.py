@@ -22,6 +22,7 @@ from qtool.calibrating.hidden import OnDisk, keep, take_up
 from qtool.calibrating.one_block import Run, quantize_block
 from qtool.calibrating.originals import Originals, made_up_note, tuned_note
 from qtool.calibrating.placed import Passage, ahead
+from qtool.calibrating.precision import settled
 from qtool.calibrating.row_feedback import Feedback
 from qtool.calibrating.row_feedback import told as fed
 from qtool.calibrating.sites import Tracer
@@ -65,19 +66,21 @@ def quantize_blocks(
         workers = stack.enter_context(Workers(request.threads))
         with progress.stage("calibrate"):
             skeleton = skeleton or open_skeleton(checkpoint, plan)
+            asked = recipe.calibration.precision if given.saved is None else "float32"
+            precision = settled(asked, device, progress)
             feedback = None
             if recipe.feeds_back and given.saved is None:
                 feedback = Feedback(
                     Ends.of(
                         recipe.feeds_back, skeleton, given.tokens, recipe.calibration.seed, space,
-                        request.threads, progress, device,
+                        request.threads, progress, device, precision,
                     )
                 )  # fmt: skip
             states = OnDisk(space.folder) if plan.memory.setting.states_on_disk else None
             stream = skeleton.embed(given.tokens, states=states)
         shared = SharedScales(plan, checkpoint)
         blocks = stack.enter_context(ahead(skeleton, device))
-        passage = Passage.of(stream, workers, device)
+        passage = Passage.of(stream, workers, device, precision)
         originals = None
         if recipe.follows_original:
             originals = Originals.of(skeleton, passage, space.folder)
@@ -119,7 +122,7 @@ def quantize_blocks(
     found = [report for one in done for report in one.outliers]
     if recipe.reports_outliers:
         notes.append(outliers.note(found, recipe.llm_int8.threshold))
-    return Outcome(layers, notes, given.record, experts, found)
+    return Outcome(layers, notes, given.made_in(precision), experts, found)
 
 
 def _taken_up(run: Run, space: Workspace, more: bool) -> list[Outcome]:

@@ -30,6 +30,7 @@ from qtool.calibrating.tokenizing import (
 )
 from qtool.errors import SourceError
 from qtool.formats import safetensors_file as st
+from qtool.recipe.file import Precision
 from qtool.runs.progress import Progress
 
 _SHORT = 1 << 20  # bytes; the default text has half of that
@@ -58,6 +59,7 @@ class Calibration:
     tokens: NDArray[np.int64]  # [samples, length]
     source: str  # "file", a hub dataset, or pydoc_data.topics: no path of this machine
     seed: int
+    precision: Precision = "float32"  # of the products that were made with them
 
     @property
     def digest(self) -> str:
@@ -73,6 +75,7 @@ class Calibration:
             "length": length,
             "seed": self.seed,
             "digest": f"sha256:{self.digest}",
+            **({} if self.precision == "float32" else {"precision": self.precision}),
         }
 
 

@@ -12,6 +12,7 @@ from torch import nn
 
 from qtool import methods
 from qtool.calibrating.placed import Passage
+from qtool.calibrating.precision import products_in
 from qtool.calibrating.quantize_site import output_error
 from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.stats import SiteStats, gram_of
@@ -55,7 +56,7 @@ def measured(skeleton: Skeleton, passage: Passage, name: str, width: int) -> Sit
     def see(_: nn.Module, given: tuple[torch.Tensor, ...]) -> None:
         raise _SeenError(given[0])
 
-    with skeleton.open_head() as head:
+    with skeleton.open_head() as head, products_in(passage.precision):
         hook = output.register_forward_pre_hook(see, prepend=True)  # before its weights are read
 
         def rows_of(number: int) -> torch.Tensor:

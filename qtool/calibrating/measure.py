@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from qtool.calibrating.allocator import give_back
 from qtool.calibrating.calibration import Calibration, calibration_tokens
@@ -17,6 +17,7 @@ from qtool.calibrating.device import Device
 from qtool.calibrating.groups import groups_of
 from qtool.calibrating.hidden import OnDisk
 from qtool.calibrating.placed import Passage, ahead
+from qtool.calibrating.precision import settled
 from qtool.calibrating.sites import Site, Tracer
 from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.stats import SiteStats
@@ -37,6 +38,7 @@ from qtool.gguf.importance import Gathered, Squares, begin_with_bos, first_token
 from qtool.gguf.open import is_gguf, open_source
 from qtool.gguf.source import GgufSource
 from qtool.gguf.weights import gguf_weights
+from qtool.recipe.file import Precision
 from qtool.recipe.recipe import Calibration as Settings
 from qtool.runs import resume
 from qtool.runs.progress import Progress
@@ -144,7 +146,9 @@ def calibrate(
         )
     gpu = None if device is None else device.name
     with progress.stage("calibrate"), ExitStack() as stack:
+        precision = settled(settings.precision, device, progress)
         calibration = calibration_tokens(settings, model.folder, progress)
+        calibration = replace(calibration, precision=precision)
         if imatrix is not None and out is None:
             calibration = begin_with_bos(calibration, imatrix.source)
         skeleton = Skeleton.open(model)
@@ -207,8 +211,9 @@ def measure_importance(
     """
     with progress.stage("calibrate"), ExitStack() as stack:
         workers = stack.enter_context(Workers(threads))
+        precision = settled(settings.precision, device, progress)
         calibration = calibration_tokens(settings, model.folder, progress)
-        calibration = begin_with_bos(calibration, source)
+        calibration = begin_with_bos(replace(calibration, precision=precision), source)
         skeleton = Skeleton.open(model)
         count = skeleton.count
         blocks: list[list[Squares]] = []
@@ -220,11 +225,11 @@ def measure_importance(
             if sweeping is not None and sweeping.samples:
                 assert space is not None
                 sweeping.measure_slopes(
-                    skeleton, calibration.tokens, space, threads, progress, device
+                    skeleton, calibration.tokens, space, threads, progress, device, precision
                 )
             states = OnDisk(space.folder) if space is not None and states_on_disk else None
             stream = skeleton.embed(calibration.tokens, states=states)
-            passage = Passage.of(stream, workers, device)
+            passage = Passage.of(stream, workers, device, precision)
             if sweeping is not None:
                 sweeping.begin(skeleton, passage)
             if space is not None:
@@ -276,7 +281,8 @@ def _measured(
 ) -> Iterator[tuple[Site, SiteStats]]:
     """Every site of every block with its statistics, block after block; see Tracer.stacked."""
     with Workers(threads) as workers, ahead(skeleton, device) as coming:
-        passage = Passage.of(skeleton.embed(calibration.tokens), workers, device)
+        stream = skeleton.embed(calibration.tokens)
+        passage = Passage.of(stream, workers, device, calibration.precision)
         tracer = Tracer(stacked)
         for index in progress.blocks(skeleton.count):
             give_back()
@@ -334,6 +340,11 @@ def check_same_model(saved: StatsFile, checkpoint: Checkpoint) -> dict[str, Any]
                 f"{where}: {key} is {json.dumps(record.get(key))[:50]}; write the file again with "
                 "`qtool calibrate`"
             )
+    if (found := record.get("precision", "float32")) not in get_args(Precision):
+        raise FormatError(
+            f"{where}: precision is {json.dumps(found)[:50]}; write the file again with "
+            "`qtool calibrate`"
+        )
     return record
 
 

@@ -10,7 +10,7 @@ import copy
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
@@ -20,12 +20,14 @@ from torch import nn
 from qtool.calibrating.arguments import tensors_in
 from qtool.calibrating.device import Device
 from qtool.calibrating.layout import Stored, mapped
+from qtool.calibrating.precision import products_in
 from qtool.calibrating.reading import Reading
 from qtool.calibrating.sites import Site
 from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.stats import SiteStats, Weights, collect
 from qtool.calibrating.stream import Call, LoadedBlock, States, Stream
 from qtool.calibrating.workers import Workers
+from qtool.recipe.file import Precision
 
 
 def placed_block(block: LoadedBlock, place: torch.device) -> LoadedBlock:
@@ -236,18 +238,28 @@ class Passage:
     workers: Workers
     device: Device | None
     calls: Calls | None  # the stream's, on the device
+    precision: Precision
 
     @classmethod
-    def of(cls, stream: Stream, workers: Workers, device: Device | None) -> "Passage":
-        """Before the first block. device: None is the CPU."""
+    def of(
+        cls,
+        stream: Stream,
+        workers: Workers,
+        device: Device | None,
+        precision: Precision = "float32",
+    ) -> "Passage":
+        """Before the first block. device: None is the CPU. precision: of products, as settled."""
         calls = None if device is None else Calls(stream.calls, device)
-        return cls(stream, workers, device, calls)
+        return cls(stream, workers, device, calls, precision)
 
-    def placed(
-        self, block: LoadedBlock
-    ) -> AbstractContextManager[tuple[LoadedBlock, Stream, Workers]]:
-        """placed() of a block."""
-        return placed(self.device, self.calls, block, self.stream, self.workers)
+    @contextmanager
+    def placed(self, block: LoadedBlock) -> Iterator[tuple[LoadedBlock, Stream, Workers]]:
+        """placed() of a block, in which products are of the precision."""
+        with (
+            products_in(self.precision),
+            placed(self.device, self.calls, block, self.stream, self.workers) as found,
+        ):
+            yield found
 
     def collect(
         self,

@@ -38,6 +38,7 @@ from numpy.typing import NDArray
 from qtool.calibrating.device import host
 from qtool.calibrating.linears import Matrix, ObserveLinears, WeightIndex
 from qtool.calibrating.placed import Passage
+from qtool.calibrating.precision import products_in
 from qtool.calibrating.row_rounding import RowFactor
 from qtool.calibrating.sites import BlockSites, LinearCall
 from qtool.calibrating.stream import LoadedBlock, Stream
@@ -115,7 +116,8 @@ class Feedback:
                 wanted = {matrix: kind for matrix, kind in kinds.items() if kind in group}
                 for kind, total in _sums(there, stream, workers, ends, wanted).items():
                     if total.any():
-                        rows |= _told(kind, total, found, kinds, names, passage)
+                        with products_in("float32"):
+                            rows |= _told(kind, total, found, kinds, names, passage)
         return rows
 
 

@@ -38,6 +38,10 @@ def calibrate(
     samples: Annotated[int | None, typer.Option(min=1, help="calibration samples")] = None,
     length: Annotated[int | None, typer.Option(min=1, help="tokens in a sample")] = None,
     seed: Annotated[int | None, typer.Option(help="seed of the choice of samples")] = None,
+    precision: Annotated[
+        str | None,
+        typer.Option(help="of products: float32, or bfloat16, which is faster on CPUs with AMX"),
+    ] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="by default every core")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, or auto, which is the CPU")] = "auto",
     json_: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
@@ -68,6 +72,8 @@ def calibrate(
     from qtool.runs.summary import peak_rss_bytes
 
     sets = calibration_sets(calibration, samples, length, seed)
+    if precision is not None:
+        sets.append(f"calibration.precision={json.dumps(precision)}")
     loaded = [load(name, sets) for name in recipe or ()]
     for one in loaded:
         if isinstance(one, GgufRecipe) and (one.sweeps or one.transforms):

@@ -26,6 +26,7 @@ from qtool.fitting import slopes
 from qtool.fitting.kept import drop_passed
 from qtool.fitting.passing import Passing
 from qtool.plan.shapes import whole_batches
+from qtool.recipe.file import Precision
 from qtool.runs.journal import Journal
 from qtool.runs.progress import Progress
 from qtool.runs.workspace import Workspace
@@ -54,12 +55,13 @@ class Ends:
         threads: int,
         progress: Progress,
         device: Device | None,
+        precision: Precision = "float32",
     ) -> "Ends":
         """Measured over the first samples of tokens [all samples, length], whole micro-batches of
         them, or found where an earlier run has left it.
 
-        device: where blocks are passed, None: the CPU. There are none where torch has no
-        gradient, or one that is not finite; SourceError where logits are not.
+        device: where blocks are passed, None: the CPU. precision: of products. There are none
+        where torch has no gradient, or one that is not finite; SourceError where logits are not.
         """
         folder = run.folder / FOLDER
         folder.mkdir(exist_ok=True)
@@ -84,7 +86,7 @@ class Ends:
                 try:
                     slopes.measure(
                         skeleton, part, seed, found.space, threads, progress, found._keep,
-                        MICRO_BATCH_TOKENS, device,
+                        MICRO_BATCH_TOKENS, device, precision,
                     )  # fmt: skip
                 except NoGradientError as error:
                     found = replace(found, missing=str(error))

@@ -20,6 +20,7 @@ from qtool.fitting.ways import Ways
 from qtool.formats.safetensors_header import TensorInfo
 from qtool.gguf.recipe import GgufRecipe
 from qtool.gguf.resume import source_files
+from qtool.recipe.file import Precision
 from qtool.runs import program
 from qtool.runs.differences import DEVICE
 from qtool.runs.identity import file_facts
@@ -54,6 +55,8 @@ def fit(request: FitRequest, progress: Progress) -> Fitted:
         for note in ways.notes:
             progress.say(f"note: {note}")
         tokens, record = ways.tokens(progress)
+        if (precision := _precision(request, there, progress)) != "float32":
+            record = {**record, "precision": precision}
         of_slopes = {
             program.VERSION: program.facts()[program.VERSION],
             "model": [file_facts(file) for file in files],
@@ -73,7 +76,7 @@ def fit(request: FitRequest, progress: Progress) -> Fitted:
                 costs = kept.read(request.costs, known, ways.sizes)
                 progress.say(f"costs taken from {request.costs}")
             else:
-                costs = _measured(request, ways, tokens, of_slopes, space, progress)
+                costs = _measured(request, ways, tokens, of_slopes, space, progress, precision)
                 if request.costs is not None:
                     kept.write(request.costs, costs, known)
             try:
@@ -101,6 +104,16 @@ def fit(request: FitRequest, progress: Progress) -> Fitted:
     )
 
 
+def _precision(request: FitRequest, there: bool, progress: Progress) -> Precision:
+    """Of products, where costs are not there already."""
+    asked = request.settings.precision
+    if asked == "float32" or there:
+        return asked
+    from qtool.calibrating.precision import settled
+
+    return settled(asked, request.device, progress)
+
+
 def _digest(tensors: Mapping[str, TensorInfo]) -> str:
     """Of names and shapes: recipes of two families see fused experts differently."""
     seen = sorted((name, *info.shape) for name, info in tensors.items())
@@ -124,6 +137,7 @@ def _measured(
     known: Mapping[str, Any],
     space: Workspace,
     progress: Progress,
+    precision: Precision,
 ) -> Costs:
     from qtool.fitting import losses as rounded
     from qtool.fitting import slopes
@@ -138,7 +152,7 @@ def _measured(
     space.agree(agreed)
     found = slopes.finished(space)
     if found is None:
-        found = _passed(request, ways, tokens, space, progress)
+        found = _passed(request, ways, tokens, space, progress, precision)
     with progress.stage("quantize"):
         losses = rounded.losses_of(ways, found, space, request.threads, progress)
     if not any(losses.values()):
@@ -154,6 +168,7 @@ def _passed(
     tokens: NDArray[np.int64],
     space: Workspace,
     progress: Progress,
+    precision: Precision,
 ) -> "Slopes":
     """What the passes forwards and backwards tell."""
     from qtool.calibrating.skeleton import Skeleton
@@ -161,7 +176,7 @@ def _passed(
 
     with progress.stage("calibrate"):
         skeleton = Skeleton.open(ways.weights)
-        seed = request.settings.seed
         return slopes.measure(
-            skeleton, tokens, seed, space, request.threads, progress, device=request.device
-        )
+            skeleton, tokens, request.settings.seed, space, request.threads, progress,
+            device=request.device, precision=precision,
+        )  # fmt: skip

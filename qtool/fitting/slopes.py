@@ -38,6 +38,7 @@ from qtool.calibrating.device import Device
 from qtool.calibrating.layout import Stored
 from qtool.calibrating.linears import WeightIndex
 from qtool.calibrating.placed import Passage
+from qtool.calibrating.precision import products_in
 from qtool.calibrating.sites import BlockSites, Tracer, refuse_conv1d
 from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.stream import LoadedBlock, Stream
@@ -50,6 +51,7 @@ from qtool.fitting.passing import Passing
 from qtool.fitting.slope import Slope, Slopes, joined
 from qtool.fitting.slopes_file import Named
 from qtool.fitting.sums import Seen, Sums, add, observed
+from qtool.recipe.file import Precision
 from qtool.runs.progress import Progress
 from qtool.runs.workspace import Workspace
 
@@ -66,13 +68,14 @@ def measure(
     behind: Callable[[int, Passing], None] | None = None,
     together: int = TOGETHER,
     device: Device | None = None,
+    precision: Precision = "float32",
 ) -> Slopes:
     """Slopes of all matrices over tokens [samples, length].
 
     seed: of the tokens that are drawn. space: where what is finished is kept. behind: is told of
     each block, from the last to the first, what the slopes by what it gives are, before it counts
     as passed; no others are found then. together: tokens of a micro-batch. device: where blocks are
-    passed, forwards and backwards; None is the CPU.
+    passed, forwards and backwards; None is the CPU. precision: of products, as settled.
     SourceError where logits are not finite, NoGradientError where torch has no gradient, or one
     that is not finite.
     """
@@ -83,16 +86,17 @@ def measure(
         states = Passing(states_at(space, 0))
         stream = skeleton.embed(tokens, together, states, space.folder)
         before = Before.of(skeleton, tokens, [shape[0] for shape in states.shapes])
-        passage = Passage.of(stream, workers, device)
+        passage = Passage.of(stream, workers, device, precision)
         way = _Way(skeleton, passage, Kept(space, states, workers), progress)
         way.kept.keep_states(0)
         found, gradients = _finished(way.kept, count)
         if gradients is None:
             way.before(count)
             gradients = Passing(gradients_at(space, count))
-            own, unrelated = through_head(
-                skeleton, stream, tokens, seed, gradients, workers, progress, behind is not None
-            )
+            with products_in(precision):
+                own, unrelated = through_head(
+                    skeleton, stream, tokens, seed, gradients, workers, progress, behind is not None
+                )
             named: Named = [] if own is None else [(HEAD, -1, own)]
             found = [way.kept.keep_slopes(count, named, gradients, [], unrelated)]
         elif len(found) > 1:

@@ -28,7 +28,14 @@ from pydantic_core import PydanticCustomError
 from qtool.gguf.mixture_table import FILE_TYPES, TYPES, FileType
 from qtool.gguf.mixtures import Options, Override
 from qtool.gguf_types import BlockType
-from qtool.recipe.file import ALIASES, Calibration, NamedTable, Table, conflict
+from qtool.recipe.file import (
+    ALIASES,
+    Calibration,
+    NamedTable,
+    Table,
+    conflict,
+    recorded,
+)
 from qtool.recipe.methods import SweepOptions, TuneOptions
 from qtool.recipe.rotate import RotateOptions
 from qtool.recipe.smooth import SmoothAttentionOptions, SmoothOptions
@@ -279,7 +286,7 @@ class GgufRecipe(NamedTable):
                     del found["gptq"][name]
         if not self.tunes:
             del found["tune"]
-        return found
+        return recorded(found)
 
 
 def _block_type(name: str | None) -> BlockType | None:

@@ -48,6 +48,7 @@ from qtool.gguf.swept_parts import beside, cost_by, is_in_order, parts_of
 from qtool.gguf.swept_site import Made, Part, fed_names, sweep_head, sweep_site
 from qtool.gguf.tuned_blocks import BlockMatrix, place_of
 from qtool.methods import gptq
+from qtool.recipe.file import Precision
 from qtool.recipe.methods import TuneOptions
 from qtool.runs.outcome import merged
 from qtool.runs.progress import Progress
@@ -104,12 +105,16 @@ class Sweeping:
         threads: int,
         progress: Progress,
         device: Device | None,
+        precision: Precision,
     ) -> None:
         """Before all else, of the model as it is; tokens [samples, length]."""
         if self.samples:
             self.feedback = Feedback(
-                Ends.of(self.samples, skeleton, tokens, self.seed, space, threads, progress, device)
-            )
+                Ends.of(
+                    self.samples, skeleton, tokens, self.seed, space, threads, progress, device,
+                    precision,
+                )
+            )  # fmt: skip
 
     def begin(self, skeleton: Skeleton, passage: Passage) -> None:
         """Before anything passes a block."""

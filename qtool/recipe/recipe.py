@@ -24,6 +24,7 @@ from qtool.recipe.file import (
     find,
     folders,
     read,
+    recorded,
     shipped,
     validate,
 )
@@ -258,7 +259,7 @@ class Recipe(NamedTable):
 
     def effective(self) -> dict[str, Any]:
         """Every key with its value, ready for JSON: what provenance records."""
-        return self.model_dump(mode="json")
+        return recorded(self.model_dump(mode="json"))
 
 
 def calibration_sets(

@@ -183,6 +183,7 @@ def _settings(record: Embedded, calibration: Path | None) -> Calibration:
     """How it was calibrated, with the text that the user names now."""
     known: Mapping[str, Any] = record.calibration or {}
     keys = {key: known.get(key) for key in ("source", "samples", "length", "seed")}
+    keys |= {key: known[key] for key in ("precision",) if key in known}
     if calibration is not None:
         keys["source"] = str(calibration)
     sets = [f"calibration.{key}={json.dumps(value)}" for key, value in keys.items()]
