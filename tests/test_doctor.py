@@ -1,6 +1,7 @@
 """`qtool doctor`: what it says, what it advises, and what it keeps to itself."""
 
 import json
+import platform
 from pathlib import Path
 from typing import Any
 
@@ -74,3 +75,19 @@ def test_without_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     found = run()
     assert found["simd"]["library"] is None and "install the package" in found["simd"]["problem"]
     assert "nothing is quantized" in " ".join(found["advice"])
+
+
+@pytest.mark.parametrize("amx", [False, True])
+def test_amx(amx: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_amx", lambda: amx)
+    found = run()
+    assert found["simd"]["amx"] is amx
+    assert any("calibration.precision=bfloat16" in said for said in found["advice"]) is amx
+    assert ("torch has AMX" in CliRunner().invoke(app, ["doctor"]).output) is amx
+
+
+def test_amx_is_told_where_torch_has_it() -> None:
+    from qtool.calibrating.precision import has_bfloat16
+
+    if platform.machine() == "x86_64" and has_bfloat16():
+        assert doctor._amx()
