@@ -12,9 +12,10 @@ import pytest
 import quantizing
 import torch
 import torch.nn.functional as F
-from quantizing import Call, caller, first_block_of_tiny, text_file
+from quantizing import Call, caller, first_block_of_tiny, first_blocks_of_tiny, text_file
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
+from test_resume import Died, dying
 
 from qtool.calibrating import guidance, head, placed, precision, row_feedback
 from qtool.calibrating.calibration import Calibration
@@ -155,6 +156,25 @@ def test_artifacts_say_so_and_are_reproduced(tmp_path: Path, call: Call) -> None
         assert record.recipe["calibration"]["precision"] == "bfloat16"
         assert record.calibration is not None
         assert record.calibration.get("precision") == ("bfloat16" if has_bfloat16() else None)
+
+
+def test_a_run_goes_on_with_the_products_that_it_had(
+    tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = first_blocks_of_tiny(tmp_path / "model", 2)
+    text = text_file(tmp_path / "text.txt", 8000)
+    own = ("--set", ASKED, "--calibration", text, *SMALL)
+    for recipe, name in (("w4g32-gptq", "folder"), ("q4_k_m-awq-gptq", "file.gguf")):
+        given = ("quantize", model, "--recipe", recipe, *own, "-o", tmp_path / name)
+        monkeypatch.setattr(precision, "has_bfloat16", lambda: True)
+        with monkeypatch.context() as patch, pytest.raises(Died):
+            dying(2, patch)
+            call(*given)
+        monkeypatch.setattr(precision, "has_bfloat16", lambda: False)
+        other = call(*given)
+        assert other.status == 1 and "this command is not the one that began it" in other.err
+        monkeypatch.setattr(precision, "has_bfloat16", lambda: True)
+        assert call(*given).status == 0
 
 
 def test_without_it_records_say_nothing_of_it(tmp_path: Path, call: Call) -> None:

@@ -68,6 +68,8 @@ def quantize_blocks(
             skeleton = skeleton or open_skeleton(checkpoint, plan)
             asked = recipe.calibration.precision if given.saved is None else "float32"
             precision = settled(asked, device, progress)
+            if asked != "float32":  # a run may go on where there are no such products
+                space.agree({"precision of products": precision})
             feedback = None
             if recipe.feeds_back and given.saved is None:
                 feedback = Feedback(
