@@ -158,6 +158,24 @@ def test_artifacts_say_so_and_are_reproduced(tmp_path: Path, call: Call) -> None
         assert record.calibration.get("precision") == ("bfloat16" if has_bfloat16() else None)
 
 
+def test_other_products_are_another_environment(
+    tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, text = first_block_of_tiny(tmp_path / "model"), text_file(tmp_path / "text.txt", 8000)
+    own = ("--calibration", text, *SMALL)
+    for recipe, name in (("w4g32-gptq", "folder"), ("q4_k_m-awq-gptq", "file.gguf")):
+        out = tmp_path / name
+        monkeypatch.setattr(precision, "has_bfloat16", lambda: True)
+        made = call("quantize", model, "--recipe", recipe, "--set", ASKED, *own, "-o", out)
+        assert made.status == 0, made.err
+        monkeypatch.setattr(precision, "has_bfloat16", lambda: False)
+        again = call("reproduce", out, "--model", model, "--calibration", text, "--json")
+        assert again.out, again.err
+        said = json.loads(again.out)["environment"]
+        assert said["recorded"] == {**said["here"], "products": "bfloat16"}
+        assert said["here"]["products"] == "float32"
+
+
 def test_a_run_goes_on_with_the_products_that_it_had(
     tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
