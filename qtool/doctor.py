@@ -43,7 +43,7 @@ class Simd:
     used: str | None
     available: list[str]
     threads: int
-    amx: bool  # torch multiplies matrices in bfloat16 faster
+    amx: bool  # whether the CPU has products of bfloat16
     problem: str | None = None
 
 
@@ -104,7 +104,7 @@ class Examined:
                 "kernels",
                 simd.problem
                 or f"{simd.used} of {', '.join(simd.available)}; {simd.threads} threads"
-                + ("; torch has AMX" if simd.amx else ""),
+                + ("; the CPU has AMX" if simd.amx else ""),
             ),
             ("CUDA", f"{devices}; NVRTC {'found' if gpu.nvrtc else 'not found'}"),
             ("engines", ", ".join(f"{n} {v}" for n, v in there.items()) or "none"),
@@ -245,8 +245,8 @@ def _advice(found: Examined) -> list[str]:
         )
     if simd.amx:
         said.append(
-            "this CPU multiplies in bfloat16 (AMX): `--set calibration.precision=bfloat16` makes "
-            "recipes that are calibrated faster"
+            "this CPU has AMX: with torch 2.9 or later recipes that are calibrated are faster with "
+            "`--set calibration.precision=bfloat16`"
         )
     if not hub.writable:
         said.append(f"{hub.cache} cannot be written; put the cache elsewhere with HF_HOME")

@@ -67,9 +67,7 @@ def quantize_blocks(
         with progress.stage("calibrate"):
             skeleton = skeleton or open_skeleton(checkpoint, plan)
             asked = recipe.calibration.precision if given.saved is None else "float32"
-            precision = settled(asked, device, progress)
-            if asked != "float32":  # a run may go on where there are no such products
-                space.agree({"precision of products": precision})
+            precision = settled(asked, device, progress, space)
             feedback = None
             if recipe.feeds_back and given.saved is None:
                 feedback = Feedback(

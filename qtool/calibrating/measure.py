@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 from qtool.calibrating.allocator import give_back
 from qtool.calibrating.calibration import Calibration, calibration_tokens
@@ -38,7 +38,7 @@ from qtool.gguf.importance import Gathered, Squares, begin_with_bos, first_token
 from qtool.gguf.open import is_gguf, open_source
 from qtool.gguf.source import GgufSource
 from qtool.gguf.weights import gguf_weights
-from qtool.recipe.file import Precision
+from qtool.recipe.file import PRECISIONS
 from qtool.recipe.recipe import Calibration as Settings
 from qtool.runs import resume
 from qtool.runs.progress import Progress
@@ -211,7 +211,7 @@ def measure_importance(
     """
     with progress.stage("calibrate"), ExitStack() as stack:
         workers = stack.enter_context(Workers(threads))
-        precision = settled(settings.precision, device, progress)
+        precision = settled(settings.precision, device, progress, space)
         calibration = calibration_tokens(settings, model.folder, progress)
         calibration = begin_with_bos(replace(calibration, precision=precision), source)
         skeleton = Skeleton.open(model)
@@ -340,7 +340,7 @@ def check_same_model(saved: StatsFile, checkpoint: Checkpoint) -> dict[str, Any]
                 f"{where}: {key} is {json.dumps(record.get(key))[:50]}; write the file again with "
                 "`qtool calibrate`"
             )
-    if (found := record.get("precision", "float32")) not in get_args(Precision):
+    if (found := record.get("precision", "float32")) not in PRECISIONS:
         raise FormatError(
             f"{where}: precision is {json.dumps(found)[:50]}; write the file again with "
             "`qtool calibrate`"

@@ -1,16 +1,19 @@
-"""calibration.precision: how exactly passes over the calibration text multiply.
+"""calibration.precision: how exactly passes over the calibration text multiply matrices.
 
     float32     as all else
     bfloat16    both factors rounded to 8 bits of mantissa, their products summed in float32
 
-Passes are forwards and back through blocks and head, and Gram matrices of what they meet. All that
-decides what a weight becomes is done in float32 or float64 after them: searches, proofs, factors,
-sweeps. Only CPUs that multiply tiles of bfloat16 (AMX, Xeons since 2023) gain by it, and others go
-on in float32; a GPU, too.
+Passes go forwards and back through blocks and head; Gram matrices are of what they meet. All that
+decides what a weight becomes stays as it is: searches, proofs, factors and sweeps, tuning, and
+rotations that are learned. Only CPUs that multiply tiles of bfloat16 (AMX, Xeons since 2023) gain
+by it; on others, and on a GPU, products are float32.
+
+The switch is of the process: whatever else multiplies in it meanwhile does so, too.
 
 Source: oneDNN's floating-point math mode, as torch.backends.mkldnn.matmul sets it.
 """
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -20,26 +23,29 @@ import torch
 from qtool.calibrating.device import Device
 from qtool.recipe.file import Precision
 from qtool.runs.progress import Progress
+from qtool.runs.workspace import Workspace
 
 _THEIRS: dict[Precision, str] = {"float32": "ieee", "bfloat16": "bf16"}
 _WIDTH = 64  # of a product large enough for oneDNN
 _FINER = 1 + 2.0**-12  # 1 in bfloat16
+_ALONE = threading.RLock()
 
 
 @contextmanager
 def products_in(precision: Precision) -> Iterator[None]:
-    """Within, products of matrices on the CPU, of all threads; one of these at a time, or within
-    another."""
+    """Within, products of matrices on the CPU, of all threads; or within another of the same
+    thread. Those of other threads wait."""
     products = getattr(torch.backends.mkldnn, "matmul", None)
     if products is None:  # torch before 2.9 has float32 alone
         yield
         return
-    before = products.fp32_precision
-    products.fp32_precision = _THEIRS[precision]
-    try:
-        yield
-    finally:
-        products.fp32_precision = before
+    with _ALONE:
+        before = products.fp32_precision
+        products.fp32_precision = _THEIRS[precision]
+        try:
+            yield
+        finally:
+            products.fp32_precision = before
 
 
 @cache
@@ -50,10 +56,24 @@ def has_bfloat16() -> bool:
     return bool((made == 1).all())
 
 
-def settled(asked: Precision, device: Device | None, progress: Progress) -> Precision:
-    """What a run has of what its recipe asks for, with a word where that is less."""
-    if asked == "float32" or (device is None and has_bfloat16()):
+def made_in(asked: Precision, device: Device | None) -> Precision:
+    """What there is here of what a recipe asks for."""
+    return asked if device is None and has_bfloat16() else "float32"
+
+
+def settled(
+    asked: Precision, device: Device | None, progress: Progress, space: Workspace | None = None
+) -> Precision:
+    """The same of a run, with a word where that is less.
+
+    space: of the run, which goes on with what it had, ResumeError where it cannot.
+    """
+    if asked == "float32":
         return asked
-    where = "this CPU has no such products" if device is None else "a GPU multiplies as ever"
-    progress.say(f"note: calibration.precision: {asked} has no effect: {where}")
-    return "float32"
+    found = made_in(asked, device)
+    if space is not None:
+        space.agree({"precision of products": found})
+    if found != asked:
+        where = "on a GPU" if device is not None else "this CPU has no others, and"
+        progress.say(f"note: calibration.precision has no effect: {where} products are float32")
+    return found

@@ -40,7 +40,7 @@ def calibrate(
     seed: Annotated[int | None, typer.Option(help="seed of the choice of samples")] = None,
     precision: Annotated[
         str | None,
-        typer.Option(help="of products: float32, or bfloat16, which is faster on CPUs with AMX"),
+        typer.Option(help="of products of matrices: float32; bfloat16, faster on CPUs with AMX"),
     ] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="by default every core")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, or auto, which is the CPU")] = "auto",

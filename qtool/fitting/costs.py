@@ -8,6 +8,7 @@ null: the type cannot hold the tensor. A unit that is {} could not be measured.
 
 import json
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 from qtool.errors import FormatError, SourceError
 from qtool.fitting.ways import Losses
 from qtool.formats import safetensors_file as st
+from qtool.recipe.file import Precision
 from qtool.runs.differences import differences
 from qtool.runs.program import VERSION
 from qtool.runs.staging import staged_file
@@ -48,6 +50,14 @@ def write(path: Path, costs: Costs, known: Mapping[str, Any]) -> None:
     text = json.dumps(found, indent=1, allow_nan=False) + "\n"
     with staged_file(path, len(text)) as (staged, _):
         staged.write_text(text, encoding="utf-8")
+
+
+def precision_of(path: Path) -> Precision:
+    """In what costs were measured, whatever else is wrong with the file: read() tells."""
+    with suppress(FormatError, LookupError, TypeError):
+        if st.read_json(path)["of"]["calibration text"]["precision"] == "bfloat16":
+            return "bfloat16"
+    return "float32"
 
 
 def read(path: Path, known: Mapping[str, Any], sizes: Mapping[str, Mapping[str, int]]) -> Costs:

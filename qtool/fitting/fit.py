@@ -105,10 +105,13 @@ def fit(request: FitRequest, progress: Progress) -> Fitted:
 
 
 def _precision(request: FitRequest, there: bool, progress: Progress) -> Precision:
-    """Of products, where costs are not there already."""
+    """Of products; where costs are there, that of those, if they are as exact as asked."""
     asked = request.settings.precision
-    if asked == "float32" or there:
+    if asked == "float32":
         return asked
+    if there:
+        assert request.costs is not None
+        return kept.precision_of(request.costs)
     from qtool.calibrating.precision import settled
 
     return settled(asked, request.device, progress)

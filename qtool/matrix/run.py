@@ -214,6 +214,11 @@ def _wanted(run: _Run, cell: Cell) -> dict[str, Any]:
         own["size of a shard"] = run.asked.max_shard_bytes
     if run.asked.gpu is not None and text is not None:
         own[GPU] = run.asked.gpu
+    if cell.settings.precision != "float32" and text is not None:
+        from qtool.calibrating.precision import made_in
+
+        if (made := made_in(cell.settings.precision, run.asked.device)) != "float32":
+            own["precision of products"] = made
     return cell.wanted() | own
 
 

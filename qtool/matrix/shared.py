@@ -9,7 +9,7 @@ import json
 import shutil
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +104,7 @@ def measure(
     another has measured is measured again. UnsupportedError where the disk of `place` has no room.
     """
     from qtool.calibrating import measure as measuring
+    from qtool.calibrating.precision import settled
 
     settings: Calibration = group[0].settings
     place.mkdir(parents=True, exist_ok=True)
@@ -113,7 +114,10 @@ def measure(
     imatrix = None
     if any(isinstance(cell.recipe, GgufRecipe) for cell in group):
         imatrix = place / IMATRIX
-    calibration = calibration_tokens(settings, _folder(source), progress).record()
+    precision = settled(settings.precision, device, progress)
+    settings = settings.model_copy(update={"precision": precision})
+    tokens = calibration_tokens(settings, _folder(source), progress)
+    calibration = replace(tokens, precision=precision).record()
     gpu = None if device is None else device.name
     there = not fresh and _fits(stats, imatrix, source, needs, calibration, gpu)
     if there:
@@ -167,7 +171,7 @@ def _fits(
                 return False
             keys = ["source", "samples", "length", "seed"]
             keys += ["digest"] if stats is not None else []  # by itself it has BOS in its tokens
-            return all(known.get(key) == calibration[key] for key in keys)
+            return all(known.get(key) == calibration.get(key) for key in (*keys, "precision"))
         return stats is not None
     return False
 

@@ -58,7 +58,8 @@ class NamedTable(Table):
 AnyTable = TypeVar("AnyTable", bound=Table)
 
 
-Precision = Literal["float32", "bfloat16"]
+Precision = Literal["float32", "bfloat16"]  # of products; see qtool.calibrating.precision
+PRECISIONS = get_args(Precision)
 
 
 class Calibration(Table):
@@ -74,7 +75,7 @@ class Calibration(Table):
     seed: int = Field(default=0, ge=0, le=2**32 - 1)
     precision: Precision = Field(
         default="float32",
-        description="of products; bfloat16 is faster on CPUs with AMX, and nearly as good",
+        description="of products of matrices over the text; bfloat16: faster on CPUs with AMX",
     )
 
 

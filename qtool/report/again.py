@@ -148,5 +148,7 @@ def _calibrate(way: _Way, record: Embedded, source: str) -> list[str]:
         words += ["--calibration", str(text)]
     for key in ("samples", "length", "seed"):
         words += [f"--{key}", str(known[key])]
+    if "precision" in known:
+        words += ["--precision", str(known["precision"])]
     words += ["--device", "cuda"] if "gpu" in known else []
     return words

@@ -191,7 +191,8 @@ def _file(
     again = read(made)
     inputs.check_tokens(record, again)
     recorded, here = _environments(record, again)
-    if recorded is None or recorded == here:  # else scales, with which weights are read, are others
+    as_they_are = not recipe.scaling and not recipe.rotates
+    if as_they_are or recorded == here:  # else what they are read with may be other here
         inputs.check_weights(record, again, model)
 
 

@@ -16,6 +16,7 @@ from qtool.errors import FormatError, UnsupportedError
 from qtool.formats.safetensors_header import parse_json, read_json
 from qtool.gguf.open import is_gguf, open_source
 from qtool.gguf.recipe import GgufRecipe
+from qtool.recipe.file import PRECISIONS
 from qtool.recipe.recipe import Recipe, parse
 from qtool.record import FILE_NAME
 
@@ -178,6 +179,10 @@ def _calibration(where: str, found: Any) -> Mapping[str, Any] | None:
     if not _DIGEST.fullmatch(found["digest"]) or "\0" in found["source"]:
         key = "source" if "\0" in found["source"] else "digest"
         raise FormatError(f"{where}.{key} is {_shown(found[key])}, which qtool never writes")
+    if found.get("precision", "float32") not in PRECISIONS:
+        raise FormatError(
+            f"{where}.precision is {_shown(found['precision'])}; expected {' or '.join(PRECISIONS)}"
+        )
     if not isinstance(found.get("error_aware", False), bool):
         raise FormatError(
             f"{where}.error_aware is {_shown(found['error_aware'])}; expected true or false"
