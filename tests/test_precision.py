@@ -240,7 +240,7 @@ def test_what_has_no_effect_is_said(
     assert settled("float32", None, progress) == "float32"
     assert not capsys.readouterr().err
     assert settled("bfloat16", None, progress) == "float32"
-    assert "has no effect: this CPU has no others" in capsys.readouterr().err
+    assert "has no effect: this CPU multiplies in float32" in capsys.readouterr().err
     monkeypatch.setattr(precision, "has_bfloat16", lambda: True)
     assert settled("bfloat16", None, progress) == "bfloat16"
     assert not capsys.readouterr().err

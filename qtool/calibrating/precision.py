@@ -74,6 +74,6 @@ def settled(
     if space is not None:
         space.agree({"precision of products": found})
     if found != asked:
-        where = "on a GPU" if device is not None else "this CPU has no others, and"
-        progress.say(f"note: calibration.precision has no effect: {where} products are float32")
+        where = "this CPU" if device is None else "a GPU"
+        progress.say(f"note: calibration.precision has no effect: {where} multiplies in float32")
     return found
