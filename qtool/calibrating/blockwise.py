@@ -34,6 +34,7 @@ from qtool.errors import SourceError
 from qtool.fitting.ends import Ends
 from qtool.plan.plan import Plan
 from qtool.plan.shared_scales import SharedScales
+from qtool.recipe.file import said_of
 from qtool.runs import resume
 from qtool.runs.outcome import Outcome, merged
 from qtool.runs.progress import Progress
@@ -122,7 +123,8 @@ def quantize_blocks(
     found = [report for one in done for report in one.outliers]
     if recipe.reports_outliers:
         notes.append(outliers.note(found, recipe.llm_int8.threshold))
-    return Outcome(layers, notes, given.made_in(precision), experts, found)
+    record = {**given.record, **said_of(precision)}
+    return Outcome(layers, notes, record, experts, found)
 
 
 def _taken_up(run: Run, space: Workspace, more: bool) -> list[Outcome]:

@@ -30,7 +30,7 @@ from qtool.calibrating.tokenizing import (
 )
 from qtool.errors import SourceError
 from qtool.formats import safetensors_file as st
-from qtool.recipe.file import Precision
+from qtool.recipe.file import Precision, said_of
 from qtool.runs.progress import Progress
 
 _SHORT = 1 << 20  # bytes; the default text has half of that
@@ -75,7 +75,7 @@ class Calibration:
             "length": length,
             "seed": self.seed,
             "digest": f"sha256:{self.digest}",
-            **({} if self.precision == "float32" else {"precision": self.precision}),
+            **said_of(self.precision),
         }
 
 

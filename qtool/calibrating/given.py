@@ -13,7 +13,6 @@ from qtool.calibrating.stats_file import StatsFile
 from qtool.checkpoint import Checkpoint
 from qtool.errors import UnsupportedError
 from qtool.methods import gptq
-from qtool.recipe.file import Precision
 from qtool.recipe.recipe import Recipe
 from qtool.runs.progress import Progress
 from qtool.transforms import awq, smooth
@@ -26,10 +25,6 @@ class Given:
     tokens: NDArray[np.int64]  # [samples, length]
     saved: StatsFile | None  # None: collected on the way
     record: dict[str, Any]  # of the calibration, for provenance
-
-    def made_in(self, precision: Precision) -> dict[str, Any]:
-        """The record, with what products of it were, where that is worth a word."""
-        return self.record if precision == "float32" else {**self.record, "precision": precision}
 
 
 def recipe_needs(recipe: Recipe) -> frozenset[str]:

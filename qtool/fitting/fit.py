@@ -20,7 +20,7 @@ from qtool.fitting.ways import Ways
 from qtool.formats.safetensors_header import TensorInfo
 from qtool.gguf.recipe import GgufRecipe
 from qtool.gguf.resume import source_files
-from qtool.recipe.file import Precision
+from qtool.recipe.file import Precision, said_of
 from qtool.runs import program
 from qtool.runs.differences import DEVICE
 from qtool.runs.identity import file_facts
@@ -55,12 +55,11 @@ def fit(request: FitRequest, progress: Progress) -> Fitted:
         for note in ways.notes:
             progress.say(f"note: {note}")
         tokens, record = ways.tokens(progress)
-        if (precision := _precision(request, there, progress)) != "float32":
-            record = {**record, "precision": precision}
+        precision = _precision(request, there, progress)
         of_slopes = {
             program.VERSION: program.facts()[program.VERSION],
             "model": [file_facts(file) for file in files],
-            "calibration text": record,
+            "calibration text": {**record, **said_of(precision)},
             "tensors that are run": _digest(ways.weights.tensors),
         }
         known = {**of_slopes, **ways.facts}

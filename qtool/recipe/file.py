@@ -79,6 +79,11 @@ class Calibration(Table):
     )
 
 
+def said_of(precision: Precision) -> dict[str, Any]:
+    """What a record of a calibration says of it: nothing of float32, which it ever was."""
+    return {} if precision == "float32" else {"precision": precision}
+
+
 def recorded(keys: dict[str, Any]) -> dict[str, Any]:
     """A recipe's keys as records have them: of a precision there is a word where it is another."""
     if keys["calibration"]["precision"] == "float32":

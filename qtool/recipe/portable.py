@@ -19,9 +19,8 @@ def portable(
     keys = recipe.effective()
     if calibrated is not None and calibrated.get("error_aware") is False:
         known = keys["calibration"]
-        known.update({key: calibrated[key] for key in known if key in calibrated})
         known.pop("precision", None)
-        known.update({key: calibrated[key] for key in ("precision",) if key in calibrated})
+        known.update({k: calibrated[k] for k in (*known, "precision") if k in calibrated})
         return keys
     source = recipe.calibration.source
     if source is not None and Path(source).exists():

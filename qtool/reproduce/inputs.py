@@ -10,6 +10,7 @@ from qtool.checkpoint import Checkpoint
 from qtool.errors import SourceError, UnsupportedError
 from qtool.fused_experts import apart
 from qtool.gguf.open import is_gguf
+from qtool.recipe.file import said_of
 from qtool.recipe.recipe import Calibration, Recipe, parse
 from qtool.runs.embedded import Embedded
 from qtool.runs.progress import Progress
@@ -183,7 +184,7 @@ def _settings(record: Embedded, calibration: Path | None) -> Calibration:
     """How it was calibrated, with the text that the user names now."""
     known: Mapping[str, Any] = record.calibration or {}
     keys = {key: known.get(key) for key in ("source", "samples", "length", "seed")}
-    keys |= {key: known[key] for key in ("precision",) if key in known}
+    keys |= said_of(known.get("precision", "float32"))
     if calibration is not None:
         keys["source"] = str(calibration)
     sets = [f"calibration.{key}={json.dumps(value)}" for key, value in keys.items()]

@@ -20,9 +20,8 @@ import memory
 
 from qtool.calibrating.precision import has_bfloat16
 from qtool.gguf.recipe import GgufRecipe
+from qtool.recipe.file import PRECISIONS
 from qtool.recipe.recipe import load
-
-PRECISIONS = ("float32", "bfloat16")
 
 
 def wide(folder: Path, width: int, layers: int) -> Path:
