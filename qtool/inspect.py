@@ -7,18 +7,21 @@ control characters escaped.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qtool.artifact import Artifact
 from qtool.entry import Entry
+from qtool.errors import FormatError
 from qtool.formats import gptq_zeros
 from qtool.formats.safetensors_file import FLOAT_DTYPES
+from qtool.formats.safetensors_header import parse_json
 from qtool.histogram import finite_or_none, of_scales, of_values, scale_lines
 from qtool.numbered import Parts, by_kind, numbers_at, parts_of, ranges
 from qtool.printable import printable, sayable
-from qtool.record import made_by, without_layers
+from qtool.record import STATISTICS, TOLD, calibrated_on, made_by, without_layers
 from qtool.scheme import GroupQuant, Scheme
 from qtool.stored_config import quantization_config
 
@@ -53,18 +56,28 @@ class Inspection:
         """Share of the numbers that are stored dense."""
         return self.unquantized / self.parameters if self.parameters else 0.0
 
+    @property
+    def is_statistics(self) -> bool:
+        """Whether it holds what `qtool calibrate` measured of a model, and no model."""
+        return STATISTICS in self.artifact.checkpoint.metadata
+
+    @property
+    def _provenance(self) -> Mapping[str, Any] | None:
+        """The record of an artifact; of statistics what they say of themselves."""
+        return _measured(self.artifact) if self.is_statistics else self.artifact.provenance
+
     def json(self) -> dict[str, Any]:
         """The --json object."""
         found = self.artifact.found
         damaged = self.artifact.unreadable
         return {
-            "format": found.format,
+            "format": "statistics" if self.is_statistics else found.format,
             "quant_method": found.quant_method,
             "bits_per_weight": self.bits_per_weight,
             "size_bytes": self.size_bytes,
             "parameters": self.parameters,
             "unquantized_share": self.unquantized_share,
-            "provenance": sayable(self.artifact.provenance),
+            "provenance": sayable(self._provenance),
             **({"provenance_unreadable": sayable(damaged)} if damaged else {}),
             "tensors": [_row(entry) for entry in self.entries],
         }
@@ -72,6 +85,9 @@ class Inspection:
     def summary(self) -> list[tuple[str, str]]:
         """The head of the report: labels and values."""
         found = self.artifact.found
+        if self.is_statistics:
+            said = [("format", "statistics of a model, for `qtool quantize --stats`")]
+            return [*said, *self._size, *_recorded(self._provenance or {})]
         lines = [("format", found.label)]
         if found.scheme is not None:
             schemes = sorted({str(e.scheme) for e in self.entries if e.scheme is not None})
@@ -83,7 +99,7 @@ class Inspection:
         if (turned := turns_text(quantization_config(self.artifact.checkpoint))) is not None:
             lines.append(("rotated as it runs", turned))
         lines += [
-            ("size", f"{self.size_bytes / 1e6:.1f} MB"),
+            *self._size,
             ("parameters", f"{self.parameters:,}"),
             ("bits per weight", f"{self.bits_per_weight:.3f}"),
             ("left unquantized", f"{100 * self.unquantized_share:.1f} % of the weights"),
@@ -93,6 +109,10 @@ class Inspection:
         if self.artifact.unreadable:
             lines.append(("record of its making", _damaged(self.artifact)))
         return [*lines, *_recorded(self.artifact.provenance or {})]
+
+    @property
+    def _size(self) -> list[tuple[str, str]]:
+        return [("size", f"{self.size_bytes / 1e6:.1f} MB")]
 
     def rows(self, every: bool) -> Iterator[tuple[str, str, str, str, str, str]]:
         """(name, shape, dtype, scheme, bits per weight, bytes), like tensors of all blocks in one
@@ -116,6 +136,17 @@ class Inspection:
                 rate,
                 f"{nbytes:,}",
             )
+
+
+def _measured(artifact: Artifact) -> dict[str, Any]:
+    """What a file of statistics says of how it was measured."""
+    found: dict[str, Any] = {}
+    for key in ("calibration", "model_digest", "gpu"):
+        if (said := artifact.checkpoint.metadata.get(key)) is not None:
+            found[key] = said
+    with suppress(FormatError):  # whoever wrote it: as it stands
+        found["calibration"] = parse_json(str(found.get("calibration", "")).encode(), "calibration")
+    return found
 
 
 def _damaged(artifact: Artifact) -> str:
@@ -289,12 +320,18 @@ def _recorded(record: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """How it was made, by its own record, of which --json has all."""
     shown = without_layers(record)
     recipe, notes = shown.pop("recipe", None), shown.pop("notes", None)
+    text = calibrated_on(shown.get("calibration"))
     if (said := made_by(recipe)) is not None:
         yield "made by", printable(said)
         for key in _INPUTS:
             yield from _flat(f"recipe.{key}", recipe.get(key))
     else:
         yield from _flat("recipe", recipe)
+    if text is not None:
+        yield "calibrated on", printable(text)
+        shown["calibration"] = {
+            key: value for key, value in shown["calibration"].items() if key not in TOLD
+        }
     yield from _flat("", shown)
     if isinstance(notes, list):
         yield from (("note", printable(note)) for note in by_kind(map(str, notes)))

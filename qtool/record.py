@@ -1,8 +1,9 @@
-"""Names in qtool.json, the record of how an artifact was made, for who writes and who reads it."""
+"""Names in qtool.json, the record of how an artifact was made, for who writes and who reads it, and
+in statistics of a model; and what people are told of both."""
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from qtool.errors import QtoolError
 from qtool.formats import safetensors_file as st
@@ -12,6 +13,8 @@ LAYERS = "layers"  # name, scheme, relative_error and of what, of each quantized
 FILES = "files"  # of the artifact, each with its SHA-256
 CARD = "README.md"  # which people write in; no engine reads it
 OUTLIERS = "outliers"  # columns of inputs that LLM.int8() keeps apart
+CALIBRATION = "qtool.calibration"  # in GGUF files, what a folder has in qtool.json
+STATISTICS = "qtool.statistics"  # in the metadata of a file of them: sites and their readers
 _MOST = 1e9  # of a setting
 _FARTHER = ("guided", "gptaq", "yaqa")  # gptq's settings that look beyond the rows of a matrix
 
@@ -45,6 +48,31 @@ def made_by(recipe: object) -> str | None:
     if isinstance(own, list) and own:
         more = f", with {len(own)} override" + "s" * (len(own) > 1)
     return f"recipe {recipe['name']}" + (f": {', then '.join(steps)}" if steps else "") + more
+
+
+TOLD = ("source", "samples", "length", "seed", "precision")  # of a calibration, by calibrated_on
+
+
+def calibrated_on(found: object) -> str | None:
+    """A recorded calibration in words: how much, of what, and how; None where it is no record of
+    one. Whoever wrote it: what is not understood is left out."""
+    if not isinstance(found, Mapping):
+        return None
+    samples, length, source = (found.get(key) for key in ("samples", "length", "source"))
+    if not _is_count(samples) or not _is_count(length):
+        return None
+    words = f"{samples:,} sample{'s' * (samples != 1)} of {length:,} tokens"
+    if isinstance(source, str) and source:
+        words += " of a file" if source == "file" else f" of {source}"
+    if _is_count(seed := found.get("seed")):
+        words += f", seed {seed}"
+    if isinstance(precision := found.get("precision"), str):
+        words += f", products in {precision}"
+    return words
+
+
+def _is_count(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MOST * 10
 
 
 def _names(value: object) -> list[str]:

@@ -295,3 +295,42 @@ def test_codes_in_more_bits_than_they_have(tmp_path: Path) -> None:
         stored(tmp_path, plain(), group_config("int-quantized", arguments, None))
         assert (said in run(tmp_path).splitlines()) == told
         assert told or "codes" not in dict(inspect(tmp_path).summary())
+
+
+def test_what_an_artifact_was_calibrated_on_is_one_line(awq_folder: Path) -> None:
+    record = json.loads((awq_folder / "qtool.json").read_text())
+    for calibration, said in [
+        ({"source": "file", "samples": 1, "length": 512, "seed": 3, "digest": "sha256:ab"},
+         ["calibrated on: 1 sample of 512 tokens of a file, seed 3",
+          "calibration.digest: sha256:ab"]),
+        ({"source": "owner/set", "samples": 2048, "length": 64, "precision": "bfloat16"},
+         ["calibrated on: 2,048 samples of 64 tokens of owner/set, products in bfloat16"]),
+        ({"samples": "many", "length": 64},
+         ["calibration.samples: many", "calibration.length: 64"]),
+        ({"samples": True, "length": 64}, ["calibration.samples: True"]),
+        ("none", ["calibration: none"]),
+    ]:  # fmt: skip
+        text = json.dumps({**record, "calibration": calibration})
+        (awq_folder / "qtool.json").write_text(text)
+        found = [line for line in run(awq_folder).splitlines() if line.startswith("calibrat")]
+        assert found[: len(said)] == said
+
+
+def test_statistics_say_what_they_are_of(tmp_path: Path) -> None:
+    said = {"source": "file", "samples": 4, "length": 64, "seed": 0, "digest": "sha256:ab"}
+    metadata = {
+        "qtool.statistics": "{}",
+        "model_digest": "cd",
+        "calibration": json.dumps(said),
+    }
+    path = tmp_path / "stats.safetensors"
+    save_file({"site.a.mean_abs": np.ones(8, np.float32)}, path, metadata)
+    lines = run(path).splitlines()
+    assert lines[0] == "format: statistics of a model, for `qtool quantize --stats`"
+    assert "calibrated on: 4 samples of 64 tokens of a file, seed 0" in lines
+    assert not any(line.startswith(("parameters", "left unquantized")) for line in lines)
+    found = json.loads(run(path, "--json"))
+    assert found["format"] == "statistics"
+    assert found["provenance"] == {"calibration": said, "model_digest": "cd"}
+    save_file({"site.a.mean_abs": np.ones(8, np.float32)}, path, metadata | {"calibration": "{"})
+    assert "calibration: {" in run(path).splitlines()

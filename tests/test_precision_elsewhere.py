@@ -52,7 +52,8 @@ def test_a_matrix_keeps_no_artifacts_of_other_products(
 
     assert {status for status, _ in made().values()} == {"made"}
     status, error = made("--set", ASKED)["w4g32-gptq"]
-    assert status == "failed" and "was made of another precision of products" in error
+    assert status == "failed"
+    assert "products in float32, and this run makes them in bfloat16" in error
     assert made("--set", ASKED)["iq4_nl"][0] == "kept"
     has(monkeypatch, False)
     assert made("--set", ASKED)["w4g32-gptq"][0] == "kept"
@@ -64,7 +65,7 @@ def test_a_matrix_keeps_no_artifacts_of_other_products(
     record = json.loads((here / "m" / "w4g32-gptq" / "qtool.json").read_text())
     assert record["calibration"]["precision"] == "bfloat16"
     assert made("--set", ASKED)["w4g32-gptq"][0] == "kept"
-    assert "was made of another precision of products" in made()["w4g32-gptq"][1]
+    assert "in bfloat16, and this run makes them in float32" in made()["w4g32-gptq"][1]
 
 
 def test_a_matrix_takes_up_statistics_of_the_same_products(

@@ -22,6 +22,7 @@ import torch
 
 from qtool.calibrating.device import Device
 from qtool.recipe.file import Precision
+from qtool.runs.differences import PRECISION
 from qtool.runs.progress import Progress
 from qtool.runs.workspace import Workspace
 
@@ -72,7 +73,7 @@ def settled(
         return asked
     found = made_in(asked, device)
     if space is not None:
-        space.agree({"precision of products": found})
+        space.agree({PRECISION: found})
     if found != asked:
         where = "this CPU" if device is None else "a GPU"
         progress.say(f"note: calibration.precision has no effect: {where} multiplies in float32")

@@ -21,8 +21,8 @@ from qtool.calibrating.sites import Site
 from qtool.calibrating.stats import NEEDS, SiteStats
 from qtool.errors import FormatError, SourceError
 from qtool.formats import safetensors_file as st
+from qtool.record import STATISTICS
 
-_MAGIC_KEY = "qtool.statistics"
 _HEADER_MARGIN = 1 << 16
 _FIELDS = ("gram", "square", "mean_abs", "max_abs")
 
@@ -75,7 +75,7 @@ class StatsWriter:
             raise SourceError(f"{self._path}: cannot be written ({error.strerror})") from error
 
     def _finish(self) -> None:
-        metadata = {**self._metadata, _MAGIC_KEY: json.dumps(self._readers)}
+        metadata = {**self._metadata, STATISTICS: json.dumps(self._readers)}
         header = json.dumps({"__metadata__": metadata, **self._entries}).encode()
         assert len(header) <= self._room, (len(header), self._room)
         self._file.seek(0)
@@ -118,12 +118,12 @@ class StatsFile:
     def open(cls, path: Path) -> "StatsFile":
         """Read the header; FormatError where the file is not one that `qtool calibrate` wrote."""
         entries, metadata = st.read_header(path)
-        if _MAGIC_KEY not in metadata:
+        if STATISTICS not in metadata:
             raise FormatError(
-                f"{path}: not a statistics file (its metadata has no {_MAGIC_KEY!r}); write one "
+                f"{path}: not a statistics file (its metadata has no {STATISTICS!r}); write one "
                 "with `qtool calibrate MODEL -o STATS`"
             )
-        readers = st.parse_json(metadata[_MAGIC_KEY].encode(), f"{path}: {_MAGIC_KEY}")
+        readers = st.parse_json(metadata[STATISTICS].encode(), f"{path}: {STATISTICS}")
         site_of: dict[str, str] = {}
         for site, names in readers.items():
             if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
@@ -133,7 +133,7 @@ class StatsFile:
                     f"{path}: {twice!r} reads the input of {site_of[twice]!r} and of {site!r}"
                 )
             site_of |= dict.fromkeys(names, site)
-        kept = {key: value for key, value in metadata.items() if key != _MAGIC_KEY}
+        kept = {key: value for key, value in metadata.items() if key != STATISTICS}
         return cls(path, kept, entries, site_of)
 
     @property

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -39,7 +39,7 @@ def calibrate(
     length: Annotated[int | None, typer.Option(min=1, help="tokens in a sample")] = None,
     seed: Annotated[int | None, typer.Option(help="seed of the choice of samples")] = None,
     precision: Annotated[
-        str | None,
+        Literal["float32", "bfloat16"] | None,
         typer.Option(help="of products of matrices: float32; bfloat16, faster on CPUs with AMX"),
     ] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="by default every core")] = None,
@@ -73,7 +73,7 @@ def calibrate(
 
     sets = calibration_sets(calibration, samples, length, seed)
     if precision is not None:
-        sets.append(f"calibration.precision={json.dumps(precision)}")
+        sets.append(f"calibration.precision={precision}")
     loaded = [load(name, sets) for name in recipe or ()]
     for one in loaded:
         if isinstance(one, GgufRecipe) and (one.sweeps or one.transforms):

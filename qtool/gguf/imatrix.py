@@ -33,6 +33,7 @@ from qtool.formats.gguf_values import Kind, Value, string, strings, u32
 from qtool.formats.gguf_writer import GgufWriter, TensorSpec, lay_out
 from qtool.gguf.imatrix_dat import check_values, read_dat
 from qtool.gguf_types import F32
+from qtool.record import CALIBRATION
 from qtool.runs.staging import staged_file
 
 Floats = NDArray[np.float32]
@@ -81,7 +82,7 @@ class Importance:
     @property
     def calibration(self) -> str | None:
         """What qtool measured it over, as JSON; None where another program wrote the file."""
-        found = self.extra.get("qtool.calibration")
+        found = self.extra.get(CALIBRATION)
         return found.value if found is not None and isinstance(found.value, str) else None
 
     @property

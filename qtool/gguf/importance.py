@@ -25,6 +25,7 @@ from qtool.gguf.imatrix import Counts, Floats, Importance
 from qtool.gguf.kinds import kept_reason
 from qtool.gguf.pretokenizers import adds_bos
 from qtool.gguf.source import GgufSource, SourceTensor
+from qtool.record import CALIBRATION
 from qtool.runs.provenance import with_gpu
 
 if TYPE_CHECKING:  # they import torch
@@ -33,7 +34,6 @@ if TYPE_CHECKING:  # they import torch
 
 Read = TypeVar("Read")  # what is known of a site
 
-CALIBRATION_KEY = "qtool.calibration"
 _BOS_BY_DEFAULT = {"llama": 1}  # its id, by tokenizer.ggml.model
 
 
@@ -166,5 +166,5 @@ class Gathered:
             chunks,
             chunk_size,
             unmeasured=tuple(unmeasured),
-            extra={CALIBRATION_KEY: string(json.dumps(record, sort_keys=True))},
+            extra={CALIBRATION: string(json.dumps(record, sort_keys=True))},
         )

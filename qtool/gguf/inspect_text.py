@@ -13,7 +13,7 @@ from qtool.gguf.inspect import GgufInspection, plain
 from qtool.histogram import scale_lines
 from qtool.numbered import Parts, numbers_at, parts_of, ranges
 from qtool.printable import printable
-from qtool.record import made_by
+from qtool.record import CALIBRATION, calibrated_on, made_by
 from qtool.table import Table
 
 # What follows "<architecture>." in keys, and how a summary says it.
@@ -25,7 +25,7 @@ _FACTS = (
 )  # fmt: skip
 
 
-_LONGEST_RECIPE = 1 << 18  # characters that are looked at: no recipe of ours has more
+_LONGEST = 1 << 18  # characters that are looked at: no recipe or calibration of ours has more
 
 
 def summary(found: GgufInspection) -> list[tuple[str, str]]:
@@ -43,23 +43,25 @@ def summary(found: GgufInspection) -> list[tuple[str, str]]:
     lines += _importance_lines(found) if found.kind == "imatrix" else _model_lines(found)
     lines.append(("made by", _made_by(found)))
     provenance = found.keys_under("qtool.")
+    if (text := calibrated_on(_json(found, CALIBRATION))) is not None:
+        lines.append(("calibrated on", text))
+        del provenance["calibration"]
     lines += [(f"qtool.{key}", _short(value)) for key, value in provenance.items()]
     return [(printable(label), printable(_short(value, 200))) for label, value in lines if value]
 
 
 def _made_by(found: GgufInspection) -> str | None:
-    """The recipe's name, what it does to weights in order, and how much it was calibrated on."""
-    text = found.text("qtool.recipe") or ""
+    """The recipe's name, and what it does to weights in order."""
+    return made_by(_json(found, "qtool.recipe"))
+
+
+def _json(found: GgufInspection, key: str) -> object:
+    """What a key of ours says; None where it cannot be read."""
+    text = found.text(key) or ""
     try:
-        keys = json.loads(text) if len(text) <= _LONGEST_RECIPE else None
+        return json.loads(text) if len(text) <= _LONGEST else None
     except (ValueError, RecursionError):
         return None
-    if not isinstance(keys, dict) or (said := made_by(keys)) is None:
-        return None
-    settings = keys.get("calibration")
-    if found.text("qtool.calibration") is not None and isinstance(settings, dict):
-        said += f"; {settings.get('samples')} samples of {settings.get('length')} tokens"
-    return said
 
 
 def _model_lines(found: GgufInspection) -> Iterator[tuple[str, str | None]]:

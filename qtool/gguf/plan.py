@@ -38,6 +38,7 @@ from qtool.gguf.source import QUANTIZATION_VERSION, GgufSource, SourceTensor
 from qtool.gguf_types import FLOATS
 from qtool.plan import notes, unmatched
 from qtool.recipe.portable import portable
+from qtool.record import CALIBRATION
 from qtool.runs.provenance import environment
 from qtool.transforms.scaled import Record, to_json
 
@@ -249,7 +250,7 @@ def _metadata(
     added[RECIPE_KEY] = string(json.dumps(keys, ensure_ascii=False, separators=(",", ":")))
     measured = importance or scaled
     if measured is not None and measured.calibration is not None:
-        added["qtool.calibration"] = string(measured.calibration)
+        added[CALIBRATION] = string(measured.calibration)
     if scaled is not None:
         added[SCALES_KEY] = string(json.dumps(to_json(scaled.found), separators=(",", ":")))
     if recipe.rotates:

@@ -31,6 +31,7 @@ from qtool.matrix.cells import Cell, cells, passes
 from qtool.matrix.state import GPU, Entry, State, row
 from qtool.recipe.recipe import Recipe
 from qtool.runs import statement
+from qtool.runs.differences import PRECISION
 from qtool.runs.progress import Progress
 from qtool.runs.summary import Summary, peak_rss_bytes
 from qtool.runs.workspace import may_pass
@@ -218,7 +219,7 @@ def _wanted(run: _Run, cell: Cell) -> dict[str, Any]:
         from qtool.calibrating.precision import made_in
 
         if (made := made_in(cell.settings.precision, run.asked.device)) != "float32":
-            own["precision of products"] = made
+            own[PRECISION] = made
     return cell.wanted() | own
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from qtool.errors import FormatError, ResumeError
 from qtool.formats.safetensors_header import read_json
 from qtool.runs import statement
+from qtool.runs.differences import PRECISION
 
 FILE_NAME = "matrix.json"
 GPU = "GPU"  # by which what was calibrated on one is known
@@ -103,6 +104,12 @@ class State:
                 raise ResumeError(
                     f"{artifact}: was calibrated on {there}, and this run is on {now}; {way}, or "
                     "choose another -o"
+                )
+            if keys == [PRECISION]:
+                there, now = (found.get(PRECISION, "float32") for found in (known, wanted))
+                raise ResumeError(
+                    f"{artifact}: was calibrated with products in {there}, and this run makes them "
+                    f"in {now} (calibration.precision); remove it, or choose another -o"
                 )
             raise ResumeError(
                 f"{artifact}: was made of another {', '.join(keys) or 'source'}; remove it, or "

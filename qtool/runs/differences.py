@@ -15,6 +15,7 @@ from qtool.runs.program import CODE, VERSION
 
 RECIPE, SHARDS, LAYOUT = "recipe", "size of a shard", "layout of its files"
 DEVICE = "device"  # cpu, or the name of a GPU
+PRECISION = "precision of products"  # over the calibration text, as they are made here
 _OPTIONS = {f"calibration.{key}": f"--{key}" for key in ("samples", "length", "seed")}
 _TEXT = "calibration.source"
 _SHOWN = 4  # differences in a sentence
@@ -149,6 +150,9 @@ def _way_on(others: Mapping[str, tuple[Any, Any]]) -> str:
                     if option is None:
                         return again
                     options.append(option)
+        elif name == PRECISION:
+            there = "with" if before == "bfloat16" else "without"
+            return f"on a CPU {there} AMX, as where it was begun, it can be finished"
         else:
             return "with that as it was it can be finished"
     if not 0 < len(options) <= _SHOWN:

@@ -18,7 +18,7 @@ from qtool.gguf.open import is_gguf, open_source
 from qtool.gguf.recipe import GgufRecipe
 from qtool.recipe.file import PRECISIONS
 from qtool.recipe.recipe import Recipe, parse
-from qtool.record import FILE_NAME
+from qtool.record import CALIBRATION, FILE_NAME
 
 _KINDS = {str: "text", int: "whole number"}
 _DIGEST = re.compile("sha256:[0-9a-f]{64}")
@@ -124,11 +124,11 @@ def _of_gguf(path: Path) -> Embedded:
     recipe = parse_json(str(keys["qtool.recipe"]).encode(), f"{path}: qtool.recipe")
     said = {
         key: parse_json(str(keys[key]).encode(), f"{path}: {key}")
-        for key in ("qtool.calibration", "qtool.environment")
+        for key in (CALIBRATION, "qtool.environment")
         if key in keys
     }
-    where = f"{path}: qtool.calibration"
-    calibration = _calibration(where, said.get("qtool.calibration"))
+    where = f"{path}: {CALIBRATION}"
+    calibration = _calibration(where, said.get(CALIBRATION))
     return Embedded(
         path,
         False,
