@@ -65,7 +65,7 @@ def test_from_a_size_to_a_file(tiny: Path, tmp_path: Path, call: Call) -> None:
     assert isinstance(chosen, GgufRecipe)
     said = call("inspect", out).out
     done = "awq, then gptq (guided 0.5, yaqa 16)"
-    assert f": {done}, with {len(chosen.overrides)} overrides; 4 samples" in said
+    assert f": {done}, with {len(chosen.overrides)} overrides\ncalibrated on: 4 samples" in said
     # Another size out of the same costs.
     other = call("fit", tiny, "--bits", 5, "--costs", costs, "-o", tmp_path / "b.yaml", *SMALL)
     assert other.status == 0 and "costs taken from" in other.err

@@ -63,10 +63,34 @@ def test_scales_that_engines_round_are_noted(tmp_path: Path) -> None:
     assert not make_plan(dense, Checkpoint.open(tmp_path)).warnings
 
 
-def test_marlin_note_and_missing_layers(tmp_path: Path) -> None:
-    plan = plan_of(tmp_path, header_files.llama(kv=96), "w4g128-awq", num_hidden_layers=3)
-    assert "config.json says 3 layers, the checkpoint has 2" in plan.warnings[0]
-    assert plan.warnings[1].startswith("note: 4 of 14 matrices are no multiples")
+def test_marlin_note(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, header_files.llama(kv=96), "w4g128-awq")
+    assert plan.warnings[0].startswith("note: 4 of 14 matrices are no multiples")
+
+
+def test_a_block_that_lacks_what_others_have_is_said(tmp_path: Path) -> None:
+    """Of an architecture that nobody knows; the first block of some has less by design."""
+    shapes = header_files.llama(layers=4)
+    assert not plan_of(tmp_path, shapes, "w8-rtn", num_hidden_layers=4).warnings
+    for block, said in ((0, []), (2, ["block 2 lacks model.layers.2.mlp.up_proj.weight, which 3"])):
+        name = f"model.layers.{block}.mlp.up_proj.weight"
+        less = {key: shape for key, shape in shapes.items() if key != name}
+        plan = plan_of(tmp_path, less, "w8-rtn", num_hidden_layers=4)
+        assert [one.split(" other")[0] for one in plan.warnings] == said
+
+
+def test_a_tokenizer_of_another_model_is_said(tmp_path: Path) -> None:
+    folder = header_files.write(tmp_path, header_files.llama(), {"num_hidden_layers": 2})
+    for count, said in ((512, []), (513, ["the tokenizer has 1 id beyond the 512 rows of the"])):
+        vocabulary = {"model": {"vocab": {f"t{n}": n for n in range(count)}}}
+        (folder / "tokenizer.json").write_text(json.dumps(vocabulary))
+        found = make_plan(load("w8-rtn"), Checkpoint.open(folder)).warnings
+        assert [one.split(" embedding")[0] for one in found] == said
+
+
+def test_missing_layers(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match=r"says 3 blocks, and 1 block \(model.layers.2\) is"):
+        plan_of(tmp_path, header_files.llama(kv=96), "w4g128-awq", num_hidden_layers=3)
 
 
 @pytest.mark.parametrize(

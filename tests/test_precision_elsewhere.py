@@ -203,7 +203,7 @@ def test_threads_and_kills_change_no_byte(
 
 
 def test_products_of_another_thread_wait() -> None:
-    begun, seen = threading.Event(), []
+    begun, seen, before = threading.Event(), [], now()
 
     def other() -> None:
         begun.set()
@@ -217,5 +217,5 @@ def test_products_of_another_thread_wait() -> None:
         thread.join(0.05)
         assert not seen and now() == "bf16"
     thread.join()
-    assert seen == ["ieee"] and now() == "none"
+    assert seen == ["ieee"] and now() == before
     assert torch.get_float32_matmul_precision() == "highest"

@@ -182,18 +182,13 @@ def make_plan(
     if recipe.rounding != "none" or recipe.transform_chain:
         structure.check_source(tensors, checkpoint.config)
     beside.refuse_other_config(source)
+    beside.refuse_incomplete(source)
     blocks = structure.find_blocks(tensors, checkpoint.config)
     warnings = [
         *notes.idle(recipe),
         *notes.missing_files(checkpoint, recipe.calibrates and not from_stats),
     ]
     warnings += [*beside.said(checkpoint), *said]
-    declared = structure.layer_count(checkpoint.config)
-    if declared is not None and declared > blocks.count:
-        warnings.append(
-            f"config.json says {declared} layers, the checkpoint has {blocks.count}: "
-            "is a part of it missing?"
-        )
     parents = structure.expert_parents(tensors)
     roles = {name: structure.role(name, info, blocks, parents) for name, info in tensors.items()}
     default = recipe_scheme(recipe)

@@ -18,8 +18,8 @@ from qtool.gguf.kinds import stored_shape
 from qtool.layer_names import is_head
 from qtool.structure import is_turn
 from qtool.verification.finding import Finding
+from qtool.verification.sentences import AGAIN, some
 from qtool.verification.sentences import count as counted
-from qtool.verification.sentences import some
 from qtool.verification.subject import Subject
 from qtool.verification.tensor_names import BUFFERS, of_attention, packed_part
 
@@ -52,30 +52,17 @@ def check_by_table(
     """Every module of the architecture in every block, of the right shape; and no other."""
     names = _names(subject)
     used: set[str] = set()
-    lost: list[str] = []
     for place in _places(architecture, config, names):
         used.update(place.found)
-        module = place.module
-        first = place.suffix == module.ends[0][0]
-        if not place.found and first and module.required(config) and module.name not in HEADS:
-            lost.append(module.name.replace("{b}", str(place.block)) + place.end)
         try:
             said = _other_shape(subject, place, names, config)
         except QtoolError as error:
             said = str(error)
         if said is not None:
             yield Finding("error", CHECK, names[place.found[0]], said)
-    for name in architecture.learned.values():
-        each = [name.replace("{b}", str(block)) for block in range(_blocks(config, names))]
-        used.update(each)
-        lost += [one for one in each if one not in names]
-    if lost:
-        yield Finding(
-            "error", CHECK, lost[0],
-            f"{counted(len(lost), 'tensor')} that {config['architectures'][0]} needs "
-            f"{'is' if len(lost) == 1 else 'are'} missing: {some(lost)}; fetch or make the "
-            "artifact again",
-        )  # fmt: skip
+    used.update(_learned(architecture, config, names))
+    if lost := lost_by_table(subject, architecture, config):
+        yield Finding("error", CHECK, lost[0], f"{said_lost(lost, config)}; {AGAIN}")
     blocks = subject.blocks
     extra = [
         name
@@ -91,6 +78,36 @@ def check_by_table(
             f"{counted(len(extra), 'tensor')} that {config['architectures'][0]} has no place for: "
             f"{some(extra)}; engines ignore or refuse them",
         )  # fmt: skip
+
+
+def lost_by_table(
+    subject: Subject, architecture: Architecture, config: dict[str, Any]
+) -> list[str]:
+    """Tensors that the architecture needs and that are not there."""
+    names = _names(subject)
+    lost = []
+    for place in _places(architecture, config, names):
+        module = place.module
+        first = place.suffix == module.ends[0][0]
+        if not place.found and first and module.required(config) and module.name not in HEADS:
+            lost.append(module.name.replace("{b}", str(place.block)) + place.end)
+    return lost + [one for one in _learned(architecture, config, names) if one not in names]
+
+
+def said_lost(lost: list[str], config: dict[str, Any]) -> str:
+    """That they are missing."""
+    return (
+        f"{counted(len(lost), 'tensor')} that {config['architectures'][0]} needs "
+        f"{'is' if len(lost) == 1 else 'are'} missing: {some(lost)}"
+    )
+
+
+def _learned(
+    architecture: Architecture, config: dict[str, Any], names: Collection[str]
+) -> list[str]:
+    """What the table has in every block beside modules."""
+    blocks = range(_blocks(config, names))
+    return [n.replace("{b}", str(b)) for n in architecture.learned.values() for b in blocks]
 
 
 def other_shapes(

@@ -3,12 +3,14 @@
 from collections.abc import Sequence
 
 _SHOWN = 3
+AGAIN = "fetch or make the artifact again"
 
 
-def some(names: Sequence[str]) -> str:
-    """The first names, and how many more there are: `a, b, c and 5 more`."""
-    shown = ", ".join(names[:_SHOWN])
-    return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN} more"
+def some(names: Sequence[str], of: int | None = None) -> str:
+    """The first names, and how many more there are: `a, b, c and 5 more`. of: how many there are
+    in all, where `names` are the first ones."""
+    more = max(len(names), of or 0) - _SHOWN
+    return ", ".join(names[:_SHOWN]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def count(number: int, what: str) -> str:

@@ -6,15 +6,16 @@ and experts are known, and that blocks of one kind are alike.
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from qtool import structure
 from qtool.formats.dtypes import FLOAT_DTYPES
 from qtool.layer_names import experts_of, number_of
-from qtool.verification.by_table import check_by_table, row_of
+from qtool.verification.by_table import check_by_table, lost_by_table, row_of, said_lost
 from qtool.verification.finding import Finding
+from qtool.verification.sentences import AGAIN, some
 from qtool.verification.sentences import count as counted
-from qtool.verification.sentences import some
 from qtool.verification.subject import Subject
 from qtool.verification.tensor_names import PREDICTION, packed_part
 
@@ -47,6 +48,24 @@ def check_tensors(subject: Subject) -> Iterator[Finding]:
     yield from check_packed(subject)
 
 
+def missing(subject: Subject) -> Iterator[str]:
+    """Tensors that a model is sure to need and lacks, by config.json: of whole blocks and experts,
+    and, of an architecture of the table, others."""
+    for found in (*_lost_blocks(subject), *_experts(subject)):
+        yield found.message.removesuffix(f"; {AGAIN}")
+    row = row_of(subject.config)
+    if row is not None and (lost := lost_by_table(subject, *row)):
+        yield said_lost(lost, row[1])
+
+
+def missed(subject: Subject) -> Iterator[str]:
+    """Tensors of a block that others have, where no table tells whether the model is so."""
+    if row_of(subject.config) is None:
+        for found in _alike(subject):
+            if found.severity == "error":
+                yield found.message.removesuffix(f"; {AGAIN}")
+
+
 def _blocks(subject: Subject) -> Iterator[Finding]:
     declared = structure.layer_count(subject.config)
     blocks = subject.blocks
@@ -57,19 +76,28 @@ def _blocks(subject: Subject) -> Iterator[Finding]:
                 f"config.json says {declared} blocks, and no tensor is of a numbered block",
             )  # fmt: skip
         return
+    yield from _lost_blocks(subject)
+
+
+def _lost_blocks(subject: Subject) -> Iterator[Finding]:
+    """That some of the blocks that config.json says are not there."""
+    declared, blocks = structure.layer_count(subject.config), subject.blocks
+    if declared is None or blocks is None:
+        return
     start = blocks.prefix + "."
     there = {
         number_of(name[len(start) :].split(".", 1)[0])
         for name in subject.present
         if name.startswith(start)
     }
-    lost = [n for n in range(min(declared, 10_000)) if n not in there]
+    lost = declared - sum(1 for n in there if n is not None and n < declared)
     if lost:
+        gaps = (f"{blocks.prefix}.{n}" for n in range(declared) if n not in there)
+        first = [*islice(gaps, 3)]
         yield Finding(
-            "error", CHECK, f"{blocks.prefix}.{lost[0]}",
-            f"config.json says {declared} blocks, and {counted(len(lost), 'block')} "
-            f"({some([f'{blocks.prefix}.{n}' for n in lost])}) are not there; fetch or make the "
-            "artifact again",
+            "error", CHECK, first[0],
+            f"config.json says {declared:,} blocks, and {counted(lost, 'block')} "
+            f"({some(first, lost)}) {'is' if lost == 1 else 'are'} not there; {AGAIN}",
         )  # fmt: skip
 
 
@@ -89,8 +117,7 @@ def _experts(subject: Subject) -> Iterator[Finding]:
         if number > max(len(subject.present), _FEW_EXPERTS):
             yield Finding(
                 "error", CHECK, layer,
-                f"{layer}: {counted(len(experts), 'expert')} of {number:,} are there; fetch or "
-                "make the artifact again",
+                f"{layer}: {counted(len(experts), 'expert')} of {number:,} are there; {AGAIN}",
             )  # fmt: skip
             continue
         lost = [f"{layer}.{n}.{rest}" for n in range(number) for rest in sorted(every - experts[n])]
@@ -98,7 +125,7 @@ def _experts(subject: Subject) -> Iterator[Finding]:
             yield Finding(
                 "error", CHECK, layer,
                 f"{layer}: {counted(len(lost), 'tensor')} of its {number} experts are missing "
-                f"({some(lost)}); fetch or make the artifact again",
+                f"({some(lost)}); {AGAIN}",
             )  # fmt: skip
 
 
@@ -109,7 +136,8 @@ def _lost_there(subject: Subject, names: Sequence[str]) -> bool:
 
 def _alike(subject: Subject) -> Iterator[Finding]:
     """A block that lacks what all others of its kind have, as their tensors show it, and
-    config.json where it says something of each block."""
+    config.json where it says something of each block. The first one of some models lacks
+    something by design (ZAYA's a scale of what a block before it handed on)."""
     if subject.blocks is None:
         return
     start = subject.blocks.prefix + "."
@@ -134,9 +162,9 @@ def _alike(subject: Subject) -> Iterator[Finding]:
             lost = sorted(f"{start}{members[0]}.{rest}" for rest in full - kind)
             if 2 * len(lost) < len(full) and not _lost_there(subject, lost):
                 yield Finding(
-                    "error", CHECK, lost[0],
+                    "error" if members[0] else "warning", CHECK, lost[0],
                     f"block {members[0]} lacks {some(lost)}, which {len(kinds[full])} other blocks "
-                    "have; fetch or make the artifact again",
+                    f"have; {AGAIN}",
                 )  # fmt: skip
 
 
@@ -206,7 +234,7 @@ def check_packed(subject: Subject) -> Iterator[Finding]:
         yield Finding(
             "error", CHECK, names[0],
             f"{counted(len(names), 'tensor')} ({some(names)}) belong to "
-            f"{counted(len(alone), 'quantized matrix')}, {why}; fetch or make the artifact again",
+            f"{counted(len(alone), 'quantized matrix')}, {why}; {AGAIN}",
         )  # fmt: skip
 
 

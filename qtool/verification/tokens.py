@@ -8,6 +8,7 @@ from qtool import structure
 from qtool.errors import QtoolError
 from qtool.gguf.tokenizer_json import CONFIG, TOKENIZER, read_object
 from qtool.verification.finding import Finding
+from qtool.verification.sentences import count
 from qtool.verification.subject import Subject
 
 CHECK = "tokenizer"
@@ -43,15 +44,8 @@ def check_tokenizer(subject: Subject) -> Iterator[Finding]:
                 f"{TOKENIZER} has no vocabulary, and no engine reads it; put the model's own there",
             )  # fmt: skip
         return
-    if rows is not None:
-        beyond = sorted((n, token) for token, n in ids.items() if n >= rows)
-        if beyond:
-            yield Finding(
-                "error", CHECK, TOKENIZER,
-                f"the tokenizer has {len(beyond)} ids beyond the {rows} rows of the embedding (the "
-                f"first: {beyond[0][0]}, {beyond[0][1]!r}); tokenizer and weights are of "
-                "different models, or the embedding was not resized",
-            )  # fmt: skip
+    if (said := _beyond(ids, rows)) is not None:
+        yield Finding("error", CHECK, TOKENIZER, said)
     for key in _NAMED:
         value = special.get(key)
         token = value.get("content") if isinstance(value, Mapping) else value
@@ -61,6 +55,26 @@ def check_tokenizer(subject: Subject) -> Iterator[Finding]:
                 f"{CONFIG} names {token!r} as {key}, which the tokenizer does not know; text will "
                 "not begin or end as the model learned it",
             )  # fmt: skip
+
+
+def beyond(subject: Subject) -> str | None:
+    """That the tokenizer has ids for which the embedding has no rows; None where it has not, or
+    where no file tells."""
+    try:
+        ids = ids_of(subject.artifact.checkpoint.folder)
+    except QtoolError:
+        return None  # is told where it matters
+    return _beyond(ids, _embedding_rows(subject))
+
+
+def _beyond(ids: Mapping[str, int], rows: int | None) -> str | None:
+    if rows is None or not (others := sorted((n, t) for t, n in ids.items() if n >= rows)):
+        return None
+    return (
+        f"the tokenizer has {count(len(others), 'id')} beyond the {rows} rows of the embedding (the "
+        f"first: {others[0][0]}, {others[0][1]!r}); tokenizer and weights are of different models, or the "
+        "embedding was not resized"
+    )
 
 
 def _embedding_rows(subject: Subject) -> int | None:
