@@ -71,9 +71,9 @@ def _beyond(ids: Mapping[str, int], rows: int | None) -> str | None:
     if rows is None or not (others := sorted((n, t) for t, n in ids.items() if n >= rows)):
         return None
     return (
-        f"the tokenizer has {count(len(others), 'id')} beyond the {rows} rows of the embedding (the "
-        f"first: {others[0][0]}, {others[0][1]!r}); tokenizer and weights are of different models, or the "
-        "embedding was not resized"
+        f"the tokenizer has {count(len(others), 'id')} beyond the {rows} rows of the embedding "
+        f"(the first: {others[0][0]}, {others[0][1]!r}); tokenizer and weights are of different "
+        "models, or the embedding was not resized"
     )
 
 
