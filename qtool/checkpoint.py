@@ -60,7 +60,7 @@ def _refuse_pickle(path: Path) -> SourceError:
         f"{path}: a Python pickle, which can run any code when loaded and is therefore refused; "
         "convert it once, where you trust it, with transformers: "
         "AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(OUT), "
-        "which writes safetensors"
+        "which writes safetensors, and copy the tokenizer's files to OUT"
     )
 
 
@@ -99,6 +99,21 @@ def read_index(path: Path) -> dict[str, str]:
     return weight_map
 
 
+MATRIX = "matrix.json"  # in a folder of several artifacts
+
+
+def refuse_matrix(folder: Path) -> None:
+    """SourceError where a folder is that of several artifacts."""
+    if (folder / MATRIX).is_file():
+        inner = [path.parent.name for path in folder.glob("*/config.json")]
+        names = sorted([*inner, *(path.name for path in folder.glob("*.gguf"))])
+        some = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
+        raise SourceError(
+            f"{folder}: what `qtool matrix` made, {len(names)} artifacts; name one of them"
+            + (f": {some}" if names else "")
+        )
+
+
 def _weight_files(folder: Path) -> tuple[list[Path], Mapping[str, str] | None]:
     """The weight files of a folder, and the weight map where an index gives one."""
     single = folder / "model.safetensors"
@@ -123,6 +138,7 @@ def _weight_files(folder: Path) -> tuple[list[Path], Mapping[str, str] | None]:
     pickles = sorted(p for s in PICKLE_SUFFIXES for p in folder.glob(f"*{s}"))
     if pickles:
         raise _refuse_pickle(pickles[0])
+    refuse_matrix(folder)
     if any(folder.glob("*.gguf")):
         raise UnsupportedError(f"{folder}: holds GGUF files; this version reads safetensors")
     inner = sorted({path.parent.name for path in folder.glob("*/*.safetensors")})

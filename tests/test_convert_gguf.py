@@ -11,12 +11,14 @@ import gguf_models
 import numpy as np
 import pytest
 import quantizing
+import torch
 from artifact_files import random_quant, write_folder
 from converting import MATRICES, artifacts, first_block, numbers, run, said_of, weights
 from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
 
 from qtool.artifact import Artifact
-from qtool.convert.blocks import Q4_0, Q4_1, Q8_0, BlockMatrix, pack, unpack
+from qtool.convert.blocks import MXFP4, Q4_0, Q4_1, Q8_0, BlockMatrix, pack, unpack
 from qtool.errors import QtoolError, UnsupportedError
 from qtool.formats.gguf_file import GgufFile
 from qtool.gguf import convert as gguf_convert
@@ -84,10 +86,78 @@ def their_order(values: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
 @pytest.mark.parametrize("case", ["gptq", "gptq-8", "gptq-3", "awq"])
 def test_gguf_py_reads_the_same_numbers(made: dict[str, Path], case: str, tmp_path: Path) -> None:
     file = run(made[case], "gguf", tmp_path / "file.gguf")
+    assert_read_alike(file, made[case])
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(("bits", "size"), [(4, 32), (4, 64), (4, 128), (3, 64), (2, 32)])
+def test_codes_of_mlx_with_their_biases_become_q4_1(
+    bits: int, size: int, dtype: str, tmp_path: Path
+) -> None:
+    model = first_block(tmp_path / "model")
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"dtype": dtype, "torch_dtype": dtype}))
+    tensors = load_file(model / "model.safetensors")
+    as_dtype = {name: one.to(getattr(torch, dtype)) for name, one in tensors.items()}
+    save_file(as_dtype, model / "model.safetensors", metadata={"format": "pt"})
+    sets = (f"weights.bits={bits}", f"weights.group_size={size}", "mlx.head=4", "mlx.embedding=4")
+    source = quantizing.quantize(model, "w4g64-mlx-rtn", tmp_path / "mlx", *sets).out
+    file = run(source, "gguf", tmp_path / "file.gguf")
+    found = types(file)
+    assert found["blk.0.ffn_up.weight"] == found["token_embd.weight"] == "Q4_1"
+    assert_read_alike(file, source)
+    with GgufFile.open(file) as opened:
+        assert opened.metadata["general.file_type"].value == 3
+
+
+def test_mxfp4_becomes_ggufs(tmp_path: Path) -> None:
+    model = first_block(tmp_path / "model")
+    source = quantizing.quantize(model, "mxfp4", tmp_path / "mxfp4").out
+    file = run(source, "gguf", tmp_path / "file.gguf")
+    assert types(file)["blk.0.attn_q.weight"] == "MXFP4"
+    assert_read_alike(file, source)
+    with GgufFile.open(file) as opened:
+        assert opened.metadata["general.file_type"].value == 38
+
+
+def test_scales_of_mxfp4_are_exponents_to_the_last() -> None:
+    exponents = np.array([[0, 1, 2, 126, 127, 254]], np.int32)
+    scale = np.ldexp(np.float32(1), exponents - 127).astype(np.float32)
+    codes = np.random.default_rng(0).integers(0, 16, (1, 192)).astype(np.uint8)
+    scheme = Scheme(4, 32, True, "e8m0", "e2m1")
+    quant = GroupQuant(scheme, codes, scale, np.zeros((1, 6), np.uint8))
+    raw = pack(quant, MXFP4)
+    assert raw.reshape(6, 17)[:, 0].tolist() == exponents[0].tolist()
+    found = BlockMatrix(raw, MXFP4).dequantize()
+    np.testing.assert_array_equal(found, quant.dequantize())
+
+
+def test_what_q4_1_cannot_hold_is_said_and_encoded_anew(tmp_path: Path) -> None:
+    model = first_block(tmp_path / "model")
+    wide = quantizing.quantize(model, "w4g64-mlx-rtn", tmp_path / "mlx", "mlx.embedding=6").out
+    with pytest.raises(UnsupportedError, match=r"embed_tokens.weight has 6-bit codes with biases"):
+        run(wide, "gguf", tmp_path / "file.gguf")
+    found = types(run(wide, "gguf", tmp_path / "file.gguf", lossy=True))
+    assert found["token_embd.weight"] == "Q8_0" and found["blk.0.attn_q.weight"] == "Q4_1"
+    outliers = quantizing.quantize(model, "int8-llmint8", tmp_path / "int8").out
+    with pytest.raises(UnsupportedError, match="scales of two factors, which no type has"):
+        run(outliers, "gguf", tmp_path / "int8.gguf")
+    found = types(run(outliers, "gguf", tmp_path / "int8.gguf", lossy=True))
+    assert found["blk.0.attn_q.weight"] == "Q8_0"
+    small = quantizing.quantize(model, "nvfp4", tmp_path / "nvfp4").out
+    for lossy in (False, True):
+        with pytest.raises(UnsupportedError, match="nvfp4 g16, and of small floats MXFP4 alone"):
+            run(small, "gguf", tmp_path / "nvfp4.gguf", lossy=lossy)
+
+
+def assert_read_alike(file: Path, source: Path) -> None:
+    """Matrices of blocks and the embedding, as gguf-py reads them."""
     theirs = {}
     for tensor in gguf.GGUFReader(file).tensors:
         theirs[tensor.name] = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
-    for name, values in numbers(made[case]).items():
+    for name, values in numbers(source).items():
+        if name == "model.embed_tokens.weight":
+            np.testing.assert_array_equal(theirs["token_embd.weight"], values)
         if values.ndim == 2 and "layers" in name:
             block, part = name.split(".")[2], name.split(".")[-2]
             ours = {

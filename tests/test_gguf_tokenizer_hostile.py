@@ -34,7 +34,7 @@ def _vocab(**more: Any) -> dict[str, Any]:
 
 
 HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
-    "nothing": ({}, r"has no tokenizer\.json, which tells the vocabulary; write one with"),
+    "nothing": ({}, r"has no tokenizer\.json, which tells the vocabulary; put the model"),
     "broken json": ({"tokenizer.json": '{"model": '}, r"tokenizer\.json: not valid JSON \("),
     "deep json": ({"tokenizer.json": "[" * 100_000}, "nested too deeply"),
     "not utf-8": ({"tokenizer.json": b'{"model": "\xff"}'}, r"tokenizer\.json: not valid JSON \("),

@@ -117,6 +117,8 @@ def _sentence(error: QtoolError | OSError | MemoryError) -> str:
         return "not enough memory; `qtool plan` estimates what a run needs"
     where = f"{error.filename}: " if error.filename else ""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if not where:  # not of a file that was named; it may be stdout
+            return "what is written to is full; free some space, or write elsewhere"
         return f"{where}the disk is full; free some space, or give another folder with -o"
     if error.errno == errno.EFBIG:
         return f"{where}{TOO_LARGE}"

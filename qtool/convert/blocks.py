@@ -1,11 +1,14 @@
-"""Q4_0, Q4_1 and Q8_0 as integer codes with a scale for every 32 columns, and back.
+"""Q4_0, Q4_1 and Q8_0 as integer codes with a scale for every 32 columns, and back; codes of MXFP4
+as they are.
 
     Q4_0   d:f16  q:u8[16]          w = (q - 8) * d      byte i holds weights i (low) and i + 16
     Q4_1   d:f16  m:f16  q:u8[16]   w = q * d + m        likewise
     Q8_0   d:f16  q:i8[32]          w = q * d
+    MXFP4  e:u8   q:u8[16]          w = e2m1(q) * 2^(e - 127)   codes as in Q4_0
 
 So Q4_0 holds symmetric codes of up to four bits, Q8_0 whatever is at most 128 off its zero, and
-Q4_1 asymmetric codes where -zero * d, which m has to be, is a float16.
+Q4_1 asymmetric codes where -zero * d, which m has to be, is a float16, and MLX's up to four bits,
+whose offset m is.
 
 Source: ggml's definition of its block types (ggml-common.h).
 """
@@ -24,6 +27,7 @@ Bytes = NDArray[np.uint8]
 BLOCK = 32
 Q4_0, Q4_1, Q8_0 = (BY_NAME[name] for name in ("Q4_0", "Q4_1", "Q8_0"))
 TYPES = {block.name: block for block in (Q4_0, Q4_1, Q8_0)}
+MXFP4 = BY_NAME["MXFP4"]
 
 
 @dataclass(frozen=True)
@@ -66,8 +70,8 @@ def spread(quant: GroupQuant, values: NDArray[np.generic]) -> NDArray[np.generic
 
 
 def offsets(quant: GroupQuant) -> tuple[NDArray[np.float16], bool]:
-    """-zero * scale as Q4_1 stores it, [out, groups], and whether that is exact."""
-    wide = -(quant.zero.astype(np.float32) * quant.scale.astype(np.float32))
+    """-zero * scale, or MLX's offset, as Q4_1 has it, [out, groups], and whether that is exact."""
+    wide = quant.row_offset() if quant.scheme.outer == "offset" else -quant.scaled_zeros()
     with np.errstate(over="ignore"):
         half = wide.astype(np.float16)
     return half, bool((half.astype(np.float32) == wide).all())
@@ -85,6 +89,12 @@ def pack(quant: GroupQuant, block: BlockType) -> Bytes:
     rows, columns = quant.shape
     count = columns // BLOCK
     out = np.empty((rows, count, block.nbytes), np.uint8)
+    if block is MXFP4:
+        _, exponents = np.frexp(quant.scale.astype(np.float32))  # of a half
+        out[..., 0] = exponents + 126
+        codes = quant.codes.reshape(rows, count, BLOCK)
+        out[..., 1:] = codes[..., :16] | codes[..., 16:] << np.uint8(4)
+        return out.reshape(rows, count * block.nbytes)
     scale = spread(quant, quant.scale).astype("<f2")
     out[..., :2] = scale[..., None].view(np.uint8)
     if block is Q8_0:

@@ -1,7 +1,9 @@
-"""What a checkpoint's matrices become in a GGUF file: Q4_0, Q4_1 or Q8_0, or the reason why not.
+"""What a checkpoint's matrices become in a GGUF file: Q4_0, Q4_1, Q8_0 or MXFP4, or the reason why
+not.
 
-    symmetric, up to 4 bits     Q4_0      asymmetric, up to 4 bits    Q4_1
-    more bits                   Q8_0      with --to gguf-q8_0         Q8_0
+    symmetric, up to 4 bits     Q4_0      asymmetric and MLX's, up to 4 bits    Q4_1
+    more bits                   Q8_0      with --to gguf-q8_0                   Q8_0
+    MXFP4                       MXFP4
 
 Everything else, names, order of rows, metadata and the tokenizer, is what the file has that
 `qtool quantize` makes of an unquantized checkpoint (qtool.gguf.from_hf).
@@ -14,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool.checkpoint import Checkpoint
-from qtool.convert.blocks import BLOCK, Q4_0, Q4_1, Q8_0, fits_bytes, offsets
-from qtool.convert.model import Model, Tensor
+from qtool.convert.blocks import BLOCK, MXFP4, Q4_0, Q4_1, Q8_0, fits_bytes, offsets
+from qtool.convert.model import Model, Quantized, Tensor
 from qtool.convert.obstacles import ANEW, OFFSETS, ROUNDED, SCALES, Obstacle, refuse
 from qtool.convert.plan import info_of
-from qtool.convert.survey import grouped, in_dtype
+from qtool.convert.survey import grouped, has_offsets, in_dtype
 from qtool.convert.targets import Target
 from qtool.errors import FormatError
 from qtool.formats.safetensors_file import TensorInfo
@@ -136,11 +138,14 @@ def _added(source: SourceTensor, reader: HfRows) -> GgufStep:
 def _looked_at(tensor: Tensor, target: Target) -> tuple[BlockType, Obstacle | None]:
     """The block type of one matrix, and what stands against it."""
     assert tensor.read is not None
-    quant = grouped(tensor.read())
+    value = tensor.read()
+    quant = in_blocks(value)
     if quant is None:
-        reason = f"is stored as {tensor.stored}, not as whole numbers and scales"
         hint = "dequantize it with --to hf, and quantize that"
-        return Q8_0, Obstacle(tensor.name, reason, hint=hint)
+        more = isinstance(value, GroupQuant) and not value.scheme.is_float
+        return Q8_0, Obstacle(
+            tensor.name, no_blocks(tensor, value), ANEW if more else None, hint="" if more else hint
+        )
     type_ = _type(quant, target)
     if not np.isfinite(quant.scale).all():
         raise FormatError(f"{tensor.name}: a scale is not finite; the artifact is damaged")
@@ -154,6 +159,10 @@ def _looked_at(tensor: Tensor, target: Target) -> tuple[BlockType, Obstacle | No
     if size > 0 and size % BLOCK:
         reason = f"has groups of {size}, which are no multiple of {BLOCK}"
         return type_, Obstacle(tensor.name, reason, ANEW)
+    if type_ is MXFP4:
+        return type_, None
+    if type_ is Q8_0 and has_offsets(quant):
+        return type_, Obstacle(tensor.name, no_blocks(tensor, quant), ANEW)
     if type_ is Q8_0 and not fits_bytes(quant):
         reason = "has codes more than 127 above or 128 below their zero, which Q8_0 cannot hold"
         return type_, Obstacle(tensor.name, reason, ANEW)
@@ -164,13 +173,49 @@ def _looked_at(tensor: Tensor, target: Target) -> tuple[BlockType, Obstacle | No
     if (half.astype(np.float32) != quant.scale.astype(np.float32)).any():
         reason = f"has {quant.scheme.scale_dtype} scales, which float16 rounds"
         return type_, Obstacle(tensor.name, reason, SCALES)
-    if type_ is Q4_1 and not offsets(quant)[1]:
+    minimums, exact = offsets(quant)
+    if type_ is Q4_1 and not np.isfinite(minimums).all():
+        return type_, Obstacle(tensor.name, "has minimums beyond float16", ANEW)
+    if type_ is Q4_1 and not exact:
+        if has_offsets(quant):
+            reason = f"has {quant.scheme.scale_dtype} biases (mlx), which float16 rounds"
+            return type_, Obstacle(tensor.name, reason, OFFSETS)
         reason = "has zero points whose products with the scales Q4_1 rounds"
         return type_, Obstacle(tensor.name, reason, OFFSETS, hint="--to gguf-q8_0 holds them")
     return type_, None
 
 
+def in_blocks(value: Quantized) -> GroupQuant | None:
+    """A matrix as codes that some type has; None where none has them."""
+    quant = grouped(value)
+    if quant is not None or not isinstance(value, GroupQuant):
+        return quant
+    scheme = value.scheme
+    mxfp4 = scheme.book == "e2m1" and scheme.scale_dtype == "e8m0" and scheme.group_size == BLOCK
+    if has_offsets(value) or (mxfp4 and scheme.rows == 1 and not scheme.outer):
+        return value
+    return None
+
+
+def no_blocks(tensor: Tensor, value: Quantized) -> str:
+    """Why no type has the codes of a matrix."""
+    if isinstance(value, GroupQuant) and has_offsets(value):
+        return (
+            f"has {value.scheme.bits}-bit codes with biases (mlx), and the type with these, Q4_1, "
+            "has 4 bits"
+        )
+    if isinstance(value, GroupQuant) and value.scheme.outer and not value.scheme.is_float:
+        return f"is stored as {tensor.stored} with scales of two factors, which no type has"
+    if isinstance(value, GroupQuant) and value.scheme.is_float:
+        return f"is stored as {tensor.stored}, and of small floats MXFP4 alone becomes GGUF"
+    return f"is stored as {tensor.stored}, not as whole numbers and scales"
+
+
 def _type(quant: GroupQuant, target: Target) -> BlockType:
+    if quant.scheme.is_float:
+        return MXFP4
+    if has_offsets(quant):
+        return Q4_1 if quant.scheme.bits <= 4 and target.layout != "Q8_0" else Q8_0
     if target.layout == "Q8_0" or quant.scheme.bits > 4:
         return Q8_0
     symmetric = bool((quant.zero == 1 << (quant.scheme.bits - 1)).all())

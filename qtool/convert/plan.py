@@ -219,7 +219,8 @@ def _obstacles(
     reason = module.supports(scheme, one.tensor.shape, options)
     if reason is not None:
         asymmetric = target.name == "gptq" and not scheme.symmetric
-        hint = "--to gptq-v2 holds them" if asymmetric else ""
+        nearly = "" if one.obstacle is None else ", rounded (--lossy)"
+        hint = f"--to gptq-v2 holds them{nearly}" if asymmetric else ""
         found.append(Obstacle(name, f"cannot be stored: {reason}", hint=hint))
     if one.reordered and target.format != "gptq":
         reason = f"has columns out of group order (desc_act), which {target.format} cannot store"

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool import __version__, native_gguf
-from qtool.convert.blocks import Q4_0, Q4_1, Q8_0, pack
+from qtool.convert.blocks import MXFP4, Q4_0, Q4_1, Q8_0, pack
 from qtool.convert.certificate import (
     Certificate,
     Converted,
@@ -26,12 +26,11 @@ from qtool.convert.certificate import (
 )
 from qtool.convert.codes import finite
 from qtool.convert.from_gguf import PROVENANCE
-from qtool.convert.gguf_plan import GgufStep, gguf_plan
+from qtool.convert.gguf_plan import GgufStep, gguf_plan, in_blocks
 from qtool.convert.model import DTYPE_NAMES, Model, Tensor
 from qtool.convert.obstacles import ANEW
 from qtool.convert.pieces import dequantize, spans
 from qtool.convert.request import Request, say_all
-from qtool.convert.survey import grouped
 from qtool.errors import FormatError, UnsupportedError
 from qtool.formats.gguf_file import GgufFile
 from qtool.formats.gguf_values import Value, string, u32
@@ -42,7 +41,7 @@ from qtool.gguf_types import BlockType
 from qtool.runs.progress import Progress
 from qtool.runs.staging import staged_file
 
-FILE_TYPES = {Q4_0: 2, Q4_1: 3, Q8_0: 7}  # general.file_type
+FILE_TYPES = {Q4_0: 2, Q4_1: 3, Q8_0: 7, MXFP4: 38}  # general.file_type
 _AT_ONCE = 1 << 24  # bytes of plain numbers copied in one piece
 
 
@@ -118,7 +117,7 @@ def _blocks(step: GgufStep, part: Tensor) -> NDArray[np.uint8]:
     if obstacle is not None and obstacle.lossy == ANEW:
         raw = native_gguf.encode(finite(part.name, value.dequantize()), step.type)
     else:
-        quant = grouped(value)
+        quant = in_blocks(value)
         assert quant is not None  # the plan saw to it
         raw = pack(quant, step.type)
     return raw if step.order is None else raw[step.order]

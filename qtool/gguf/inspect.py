@@ -15,6 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from qtool.checkpoint import MATRIX
 from qtool.errors import FormatError, SourceError
 from qtool.formats.gguf_arrays import StoredArray
 from qtool.formats.gguf_file import INTEGERS, GgufFile, first_parts
@@ -33,7 +34,8 @@ def gguf_models(path: Path) -> list[Path]:
     try:
         if path.is_dir():
             names = [entry.name for entry in path.iterdir()]
-            if any(name == "config.json" or name.endswith(".safetensors") for name in names):
+            others = ("config.json", MATRIX)
+            if any(name in others or name.endswith(".safetensors") for name in names):
                 return []
             return first_parts(path / name for name in sorted(names) if name.endswith(".gguf"))
         if path.suffix == ".gguf":

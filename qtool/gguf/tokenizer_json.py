@@ -17,6 +17,7 @@ from qtool.formats.safetensors_file import read_json
 
 TOKENIZER = "tokenizer.json"
 CONFIG = "tokenizer_config.json"
+_OLDER = ("tokenizer.model", "vocab.json", "spiece.model")  # of which transformers makes the other
 NAMED = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 
 
@@ -61,10 +62,13 @@ def model_of(folder: Path) -> dict[str, Any]:
     """tokenizer.json of a folder, its model checked to be an object."""
     path = folder / TOKENIZER
     if not path.is_file():
-        raise SourceError(
-            f"{folder}: has no {TOKENIZER}, which tells the vocabulary; write one with "
-            "transformers: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
-        )
+        way = "put the model's own there"
+        if any((folder / name).is_file() for name in _OLDER):
+            way = (
+                "write one with transformers: "
+                "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
+            )
+        raise SourceError(f"{folder}: has no {TOKENIZER}, which tells the vocabulary; {way}")
     data = read_object(path)
     if not isinstance(data.get("model"), dict):
         raise FormatError(f"{path}: has no 'model' object, so no vocabulary; get the file again")

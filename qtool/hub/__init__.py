@@ -233,7 +233,8 @@ def unusable(where: str, names: list[str]) -> SourceError | UnsupportedError:
         return SourceError(
             f"{where} has only Python pickles ({pickles[0]}), which can run any code when loaded "
             "and are refused; convert it where you trust it, with transformers: "
-            "AutoModelForCausalLM.from_pretrained(ID).save_pretrained(FOLDER)"
+            "AutoModelForCausalLM.from_pretrained(ID).save_pretrained(FOLDER), and the same of its "
+            "AutoTokenizer"
         )
     files = [name for name in names if name.endswith(".gguf")]
     if files:

@@ -12,12 +12,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from qtool.checkpoint import MATRIX
 from qtool.errors import FormatError, ResumeError
 from qtool.formats.safetensors_header import read_json
 from qtool.runs import statement
 from qtool.runs.differences import PRECISION
 
-FILE_NAME = "matrix.json"
 GPU = "GPU"  # by which what was calibrated on one is known
 REPORT = "report.html"
 
@@ -44,7 +44,7 @@ class State:
 
     def __init__(self, folder: Path) -> None:
         """ResumeError where there is such a file and it is not ours."""
-        self._path = folder / FILE_NAME
+        self._path = folder / MATRIX
         self.folder = folder
         self._wanted: dict[str, Any] = {}
         self._figures: dict[str, Any] = {}
@@ -126,7 +126,7 @@ class State:
 
     def write(self, found: Mapping[str, Any]) -> None:
         """Replace the file."""
-        half = self._path.with_name(f".{FILE_NAME}.partial")
+        half = self._path.with_name(f".{MATRIX}.partial")
         try:
             content = {**found, "made_of": self._wanted}
             if self._figures:

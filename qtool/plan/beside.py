@@ -26,7 +26,8 @@ def refuse_adapter(checkpoint: Checkpoint) -> None:
     if (files and all(files)) or all(_ADAPTED in name for name in checkpoint.tensors):
         raise UnsupportedError(
             f"{checkpoint.path}: an adapter (LoRA), not a model; merge it into the model that it "
-            f"was trained on, with peft: {_MERGE}, and quantize what that writes"
+            f"was trained on, with peft: {_MERGE}, copy the tokenizer's files to OUT, and quantize "
+            "that"
         )
 
 

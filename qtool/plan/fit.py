@@ -41,6 +41,7 @@ def override(recipe: Recipe, actions: dict[str, Action]) -> list[str]:
     for number, entry in enumerate(recipe.overrides):
         pattern = re.compile(translate(entry.match))
         hits = 0
+        dense: list[tuple[str, str]] = []  # what is never quantized, each with its reason
         for name, action in actions.items():
             module = name.removesuffix(".weight")
             if not (pattern.match(module) or pattern.match(name)):
@@ -62,8 +63,15 @@ def override(recipe: Recipe, actions: dict[str, Action]) -> list[str]:
                     f"overrides.{number}: {name} stays dense in this version ({action.reason}); "
                     "remove the override"
                 )
+            elif isinstance(action, Dense):
+                dense.append((name, action.reason))
         if not hits:
-            warnings.append(f"overrides.{number}: {entry.match!r} matches no quantized tensor")
+            said = f"overrides.{number}: {entry.match!r} matches no quantized tensor"
+            if dense:
+                name, reason = dense[0]
+                more = f" and {len(dense) - 1} more" if len(dense) > 1 else ""
+                said += f", but {name}{more}, which stays dense ({reason})"
+            warnings.append(said)
     return warnings
 
 

@@ -82,6 +82,8 @@ def gather(request: Request, progress: Progress) -> Report:
         with progress.stage("look"):
             artifacts.append(_facts(typed, path, label, verdict, request.against is not None))
     figures, others = measured.of_these(figures, {one.label: one.size_bytes for one in artifacts})
+    for sentence in others:
+        progress.say(f"note: {sentence}")
     there = [one.label for one in artifacts if one.format != UNKNOWN]
     rows, said = _quality(request, figures, named, there, progress)
     return Report(

@@ -80,8 +80,8 @@ def _matching(artifact: str, labels: Mapping[str, str]) -> str:
 
 
 def of_these(rows: Sequence[Quality], sizes: Mapping[str, int]) -> tuple[list[Quality], list[str]]:
-    """The rows, with sentences on those that bear the name of one of the report's artifacts and
-    were measured on another: its size, by label in `sizes`, differs. They stand by themselves."""
+    """The rows, with sentences on those that were measured on none of the report's artifacts: they
+    bear no such label, or the size of that in `sizes` differs. They stand by themselves."""
     found, said = [], []
     for row in rows:
         here = sizes.get(row.artifact)
@@ -92,6 +92,10 @@ def of_these(rows: Sequence[Quality], sizes: Mapping[str, int]) -> tuple[list[Qu
             )
             row = replace(row, artifact=f"{row.artifact} ({row.size_bytes:,} bytes)")
         found.append(row)
+    apart = [row.artifact for row in rows if row.artifact not in sizes]
+    if apart:
+        names = ", ".join(dict.fromkeys(apart))
+        said.append(f"Figures of {names} are of no artifact that this page is about.")
     return found, said
 
 

@@ -49,7 +49,7 @@ def page(report: Report) -> str:
 def _lead(report: Report) -> str:
     against = f", compared with {report.reference.path}" if report.reference else ""
     count = len(report.artifacts)
-    return ("One artifact" if count == 1 else f"{count} artifacts of one model") + f"{against}."
+    return ("One artifact" if count == 1 else f"{count} artifacts") + f"{against}."
 
 
 def _contents(report: Report) -> Markup:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from qtool.checkpoint import refuse_matrix
 from qtool.errors import FormatError, UnsupportedError
 from qtool.formats.safetensors_header import parse_json, read_json
 from qtool.gguf.open import is_gguf, open_source
@@ -82,6 +83,7 @@ def read(path: Path) -> Embedded:
             f"{path}: is no artifact; name a folder or a .gguf file that `qtool quantize` made"
         )
     if not file.is_file():
+        refuse_matrix(folder)
         raise UnsupportedError(f"{path}: has no {FILE_NAME}, so nothing says how it was made")
     record = read_json(file)
     if record.get("conversions"):

@@ -25,7 +25,7 @@ def split_findings(view: EngineView, who: str, tp: int) -> Iterator[Finding]:
     )  # fmt: skip
     heads = view.number("num_attention_heads") or 0
     yield from alike(
-        "error", "engine-group-split", view.quantized, lambda layer: _group(layer, tp, heads),
+        "error", "engine-group-split", view.quantized, lambda layer: _group(view, layer, tp, heads),
         who + " will refuse {}",
     )  # fmt: skip
     yield from alike(
@@ -84,7 +84,7 @@ def _width(layer: Layer, tp: int) -> str | None:
     return f"{what} {width} is not divisible by {tp}; use fewer ranks"
 
 
-def _group(layer: Layer, tp: int, heads: int) -> str | None:
+def _group(view: EngineView, layer: Layer, tp: int, heads: int) -> str | None:
     stored, width = layer.stored, layer.in_features
     if stored is None or not layer.input_split or width % tp:
         return None
@@ -92,8 +92,14 @@ def _group(layer: Layer, tp: int, heads: int) -> str | None:
     if size <= 0 or size >= width or width // tp % size == 0 or tp == 1:
         return None
     ways = []
+    keys = view.number("num_key_value_heads") or heads
     fewer = [
-        n for n in range(2, tp) if width % n == 0 and width // n % size == 0 and heads % n == 0
+        n
+        for n in range(2, tp)
+        if width % n == 0
+        and width // n % size == 0
+        and heads % n == 0
+        and (not keys or _repeats(keys, n))
     ]
     ways.append(f"use --tp {max(fewer, default=1)}")
     smaller = [n for n in GROUP_SIZES if 0 < n < size and width // tp % n == 0]
