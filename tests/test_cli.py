@@ -136,6 +136,7 @@ def test_failures_are_1_and_one_sentence(
     [
         (FormatError("x.safetensors: wrong"), 1, "error: x.safetensors: wrong\n"),
         (OSError(errno.ENOSPC, "No space left", "/a/b"), 1, "error: /a/b: the disk is full; "),
+        (OSError(errno.ENOSPC, "No space left"), 1, "error: what is written to is full; free"),
         (PermissionError(errno.EACCES, "Permission denied", "/a"), 1, "error: /a: Permission den"),
         (MemoryError(), 1, "error: not enough memory"),
         (KeyboardInterrupt(), 130, ""),

@@ -68,6 +68,14 @@ def test_a_width_that_ranks_cannot_share(tmp_path: Path) -> None:
     assert not [f for f in smaller if f.severity == "error"]
 
 
+def test_fewer_ranks_are_advised_that_heads_allow(tmp_path: Path) -> None:
+    """768 / 4 is no multiple of 128, 768 / 3 is; but 4 key heads are not shared out by 3."""
+    shapes = header_files.llama(1, hidden=768, inner=1536, kv=256)
+    heads = {"num_attention_heads": 12, "num_key_value_heads": 4}
+    (message, *_) = said(planned(tmp_path, shapes, "vllm", 4, **heads), "engine-group-split")
+    assert "192 is not a multiple of 128, its group size; use --tp 2, or" in message
+
+
 @pytest.mark.parametrize(
     ("heads", "keys", "tp", "phrase"),
     [

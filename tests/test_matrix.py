@@ -125,6 +125,17 @@ def test_bytes_are_those_of_separate_runs(
         )
 
 
+@pytest.mark.parametrize("command", ["inspect", "verify", "reproduce", "diff"])
+def test_its_folder_is_none_of_the_artifacts(
+    command: str, made: tuple[Path, Called], call: Call
+) -> None:
+    """Though one of them may be the only GGUF file there."""
+    folder = made[0] / "m"
+    said = call(command, folder, *([folder] if command == "diff" else []))
+    assert said.status == 1
+    assert "what `qtool matrix` made, 5 artifacts; name one of them: awq, " in said.out + said.err
+
+
 def test_statements(made: tuple[Path, Called]) -> None:
     folder, _ = made
     validator = Draft202012Validator(json.loads(SCHEMA.read_text()))

@@ -268,7 +268,10 @@ def test_overrides(tmp_path: Path) -> None:
     assert plan.by_name["model.layers.0.mlp.up_proj.weight"].action == Scheme(4, 128, True)
     assert {name.split(".")[2] for name in quantized(plan)} == {"0"}
     assert plan.by_name["model.layers.1.mlp.up_proj.weight"].reason == "override '*.1.*'"
-    assert [w for w in plan.warnings if "'*norm' matches no quantized tensor" in w]
+    (told,) = [w for w in plan.warnings if "'*norm' matches no quantized tensor" in w]
+    assert told.endswith(
+        ", but model.layers.0.input_layernorm.weight and 4 more, which stays dense (norm)"
+    )
     assert not [w for w in plan.warnings if "lm_head" in w]
     sets = [
         "overrides=[{match: '*.1.*', dense: true}, {match: '*.1.*_proj', weights: {bits: 8}}, "

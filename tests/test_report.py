@@ -154,6 +154,18 @@ def test_figures_of_another_artifact_of_that_name(root: Path, call: Call, tmp_pa
     assert said in found["quality_from"] and said in Reader(html).text
 
 
+def test_figures_of_no_artifact_of_the_page_are_said(
+    root: Path, call: Call, tmp_path: Path
+) -> None:
+    rows = [figures("runs/other", 5, 0.1), figures("runs/other", 5, 0.1)]
+    (tmp_path / "figures.json").write_text(json.dumps({"artifacts": rows}))
+    html, found = reported(
+        call, tmp_path / "r.html", root / "awq", "--eval", tmp_path / "figures.json"
+    )
+    said = "Figures of other are of no artifact that this page is about."
+    assert said in found["quality_from"] and said in Reader(html).text
+
+
 def test_an_interval_is_said_as_it_is() -> None:
     """Of few windows it is far from even on both sides: half of it says the wrong thing."""
     assert page_figures.with_spread(116.35, (52.7, 256.8), 2) == "116.35 (52.70 to 256.80)"
