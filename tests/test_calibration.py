@@ -158,6 +158,18 @@ def test_jsonl_texts_are_joined_by_newlines(tmp_path: Path) -> None:
     assert read(path) == ["one\u2028two\nthree"]
 
 
+def test_a_completion_follows_its_prompt(tmp_path: Path) -> None:
+    """As TRL has both; a `text` beside them is what counts."""
+    path = tmp_path / "texts.jsonl"
+    lines = [
+        {"prompt": "2 + 2 =", "completion": " 4"},
+        {"text": None, "prompt": "", "completion": "b"},
+    ]
+    lines.append({"text": "c", "prompt": "d", "completion": "e"})
+    path.write_text("\n".join(map(json.dumps, lines)))
+    assert read(path) == ["2 + 2 = 4\nb\nc"]
+
+
 @pytest.mark.parametrize("at_once", [1, 3, 1000])
 @pytest.mark.parametrize("suffix", ["txt", "jsonl"])
 def test_a_text_is_read_some_at_a_time(
@@ -196,6 +208,8 @@ def test_a_byte_order_mark_is_no_text(name: str, tmp_path: Path) -> None:
         ('{"text": "a"}\nnot json\n', r":2: not JSON"),
         ('{"text": "a"}\n{"content": "b"}\n', r":2: expected an object whose `text`"),
         ('{"text": 3}\n', r":1: expected an object whose `text`"),
+        ('{"prompt": "a", "response": "b"}\n', r":1: expected .* list; found prompt, response$"),
+        ('{"prompt": "a", "completion": [{"role": "user"}]}\n', r"; found prompt, completion$"),
         ("[1]\n", r":1: expected an object"),
         ("[" * 100_000, r":1: not JSON"),
     ],

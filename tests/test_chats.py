@@ -89,10 +89,11 @@ def test_ids_are_those_of_transformers_chat_after_chat(tmp_path: Path) -> None:
             for name, turn in zip(("system", "human", "gpt"), TURNS, strict=True)
         ]},
         {"conversations": TURNS, "messages": None},
+        {"prompt": TURNS[:2], "completion": TURNS[2:]},
         {"conversations": TURNS[1:], "system": TURNS[0]["content"], "tools": ""},
         {"conversations": TURNS, "system": "another one"},
     ],
-    ids=["sharegpt", "roles", "system", "system-twice"],
+    ids=["sharegpt", "roles", "trl", "system", "system-twice"],
 )  # fmt: skip
 def test_other_ways_to_write_the_same_chat(line: dict[str, Any], tmp_path: Path) -> None:
     plain = jsonl(tmp_path, {"messages": TURNS})
@@ -232,7 +233,7 @@ def user(content: Any) -> dict[str, Any]:
         ({**user("a"), "documents": ["a"]}, "`documents` is not a list of objects"),
         ({**user("a"), "chat_template_kwargs": []}, "`chat_template_kwargs` is not an object"),
         ({"conversations": TURNS, "system": 1}, "`system` is not a string"),
-        ({"prompt": "a"}, r"`text` is a string, or a chat whose `messages`"),
+        ({"prompt": "a"}, r"are\), or a chat whose `messages`"),
     ],
 )  # fmt: skip
 def test_a_malformed_chat_names_its_line(line: Any, says: str, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from qtool.errors import FormatError, SourceError, UnsupportedError
 from qtool.formats import FORMATS
 from qtool.inspect import inspect
 from qtool.scheme import GroupQuant, Scheme
+from qtool.verification.run import verify_artifact
 
 KEYS = {"format", "quant_method", "bits_per_weight", "size_bytes", "parameters",
         "unquantized_share", "provenance", "tensors"}  # fmt: skip
@@ -334,3 +335,5 @@ def test_statistics_say_what_they_are_of(tmp_path: Path) -> None:
     assert found["provenance"] == {"calibration": said, "model_digest": "cd"}
     save_file({"site.a.mean_abs": np.ones(8, np.float32)}, path, metadata | {"calibration": "{"})
     assert "calibration: {" in run(path).splitlines()
+    (found,) = [one for one in verify_artifact(path).findings if one.severity == "error"]
+    assert found.message.startswith("statistics of a model") and not verify_artifact(path).ok

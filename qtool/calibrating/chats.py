@@ -3,6 +3,7 @@
     {"messages": [{"role": "user", "content": TEXT}, ...]}
     {"conversations": [{"from": "human", "value": TEXT}, ...]}     ShareGPT; and `system`: a string,
                        which comes first where no message has that role
+    {"prompt": [...], "completion": [...]}                         messages of both, as TRL has them
     TEXT: a string, or a list of {"type": "text", "text": "..."}; the template gets what it is
     beside them, if any: `tools` and `documents`, a list of objects or JSON of one in a string;
                          `chat_template_kwargs`, an object of what else the template is to read
@@ -25,6 +26,7 @@ from typing import Any
 from qtool.errors import SourceError, UnsupportedError
 
 LISTS = ("messages", "conversations")
+PAIR = ("prompt", "completion")  # TRL's, both lists of messages, or both texts
 DAY = datetime(2024, 7, 26)  # what Llama 3.1's own template writes where there is no clock
 _MODES = ("add_generation_prompt", "continue_final_message")  # that templates or theirs act on
 _ROLES = {
@@ -49,6 +51,8 @@ def chat_of(record: Any, where: str) -> Chat | None:
     if not isinstance(record, dict):
         return None
     name = next((name for name in LISTS if record.get(name) is not None), None)
+    if name is None and all(isinstance(record.get(key), list) for key in PAIR):
+        name, record = LISTS[0], {**record, LISTS[0]: [one for key in PAIR for one in record[key]]}
     if name is None:
         return None
     given, kwargs = record[name], record.get("chat_template_kwargs")

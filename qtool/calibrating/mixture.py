@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from qtool.calibrating.texts import JSONL, TOPICS, check_text, is_dataset
 from qtool.errors import RecipeError, SourceError
 
+_KEYS = {"source", "share"}  # of one text
 _EXPECTED = "expected is a list of texts, each a name or {source: NAME, share: NUMBER}"
 
 
@@ -115,8 +116,10 @@ def interleaved(chosen: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
 def _part(path: Path, value: object, where: str) -> Part:
     if isinstance(value, str):
         value = {"source": value}
-    if not isinstance(value, dict) or not {"source"} <= value.keys() <= {"source", "share"}:
-        raise SourceError(f"{where}: {_EXPECTED}")
+    if not isinstance(value, dict) or not {"source"} <= value.keys() <= _KEYS:
+        other = [key for key in value if key not in _KEYS] if isinstance(value, dict) else []
+        found = f"{str(other[0])[:40]}: unknown key; " if other else ""
+        raise SourceError(f"{where}: {found}{_EXPECTED}")
     source, share = value["source"], value.get("share", 1.0)
     if not isinstance(source, str) or not source:
         raise SourceError(f"{where}: source: {source!r} is no name; {_EXPECTED}")

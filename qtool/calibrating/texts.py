@@ -1,8 +1,9 @@
 """The text that a model is calibrated on, before any tokenizer has seen it.
 
 a text file        one text
-JSONL              a line is {"text": ...} or a chat (qtool.calibrating.chats). Texts that follow
-                   each other are joined by newlines; a chat is a piece of its own
+JSONL              a line is {"text": ...}, {"prompt": ..., "completion": ...}, one behind the
+                   other, or a chat (qtool.calibrating.chats). Texts that follow each other are
+                   joined by newlines; a chat is a piece of its own
 a hub dataset      such a file of it
 nothing            Python's own help texts
 
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from qtool import hub
-from qtool.calibrating.chats import Chat, chat_of
+from qtool.calibrating.chats import PAIR, Chat, chat_of
 from qtool.errors import SourceError, UnsupportedError
 
 JSONL = (".jsonl", ".ndjson", ".json")
@@ -122,8 +123,7 @@ def _decoded(
             text = decoder.decode(some, final=not some)
         except UnicodeDecodeError as error:
             raise SourceError(
-                f"{path}: byte {begun - pending + error.start} is not UTF-8; calibration text must "
-                "be UTF-8"
+                f"{path}: byte {begun - pending + error.start} is not UTF-8; a text has to be UTF-8"
             ) from None
         if not begun and not raw:
             text = text.removeprefix("\ufeff")  # a byte-order mark, as editors of Windows write it
@@ -183,13 +183,15 @@ def _records(path: Path, text: Iterator[str]) -> Iterator[str | Chat]:
             raise SourceError(
                 f"{where}: not JSON; expected JSONL, one object a line with `text` or `messages`"
             ) from None
-        found: Any = record.get("text") if isinstance(record, dict) else None
-        if not isinstance(found, str):
+        found = _text_of(record)
+        if found is None:
             found = chat_of(record, where)
         if found is None:
+            keys = ", ".join(record)[:80] if isinstance(record, dict) else ""
             raise SourceError(
-                f"{where}: expected an object whose `text` is a string, or a chat whose `messages` "
-                "(or `conversations`) are a list"
+                f"{where}: expected an object whose `text` is a string (or `prompt` and "
+                "`completion` are), or a chat whose `messages` (or `conversations`) are a list"
+                + (f"; found {keys}" if keys else "")
             )
         try:
             json.dumps(record, ensure_ascii=False).encode()
@@ -198,6 +200,17 @@ def _records(path: Path, text: Iterator[str]) -> Iterator[str | Chat]:
                 f"{where}: its text has half of a surrogate pair, which is no character"
             ) from None
         yield found
+
+
+def _text_of(record: Any) -> str | None:
+    """What a line says that is no chat; None for all others."""
+    if not isinstance(record, dict):
+        return None
+    if isinstance(text := record.get("text"), str):
+        return text
+    parts = [record.get(key) for key in PAIR]
+    said = [part for part in parts if isinstance(part, str)]
+    return "".join(said) if len(said) == len(parts) else None
 
 
 def _download(dataset: str, file: str) -> Path:

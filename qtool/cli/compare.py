@@ -69,6 +69,8 @@ def compare(
 def _check_plot(plot: Path) -> None:
     from qtool.errors import SourceError
 
+    if plot.suffix.lower() in (".png", ".jpg", ".jpeg", ".pdf"):
+        raise SourceError(f"--plot {plot}: an SVG is written; name it {plot.with_suffix('.svg')}")
     if plot.exists() or plot.is_symlink():
         raise SourceError(f"{plot}: exists; remove it or choose another --plot")
     if not os.access(plot.absolute().parent, os.W_OK | os.X_OK):

@@ -17,6 +17,7 @@ from qtool.fused_experts import apart_as
 from qtool.gguf.open import is_gguf
 from qtool.gguf.workers import in_order
 from qtool.native.library import default_threads
+from qtool.record import STATISTICS
 from qtool.runs.progress import Progress
 from qtool.scheme import GroupQuant, Scheme
 from qtool.verification import (
@@ -144,6 +145,10 @@ def _verdict(
             artifact = Artifact.open(path)
         except QtoolError as problem:
             findings.append(Finding("error", "readable", "", str(problem)))
+    if artifact is not None and STATISTICS in artifact.checkpoint.metadata:
+        said = "statistics of a model, for `qtool quantize --stats`, and no model"
+        findings.append(Finding("error", "readable", "", said))
+        artifact = None
     if artifact is None:
         findings.append(Finding("note", checks[-1], "", "nothing else was checked"))
         return Verdict(str(path), "unknown", engine, tp, tuple(findings), (), tuple(checks), 0.0)
