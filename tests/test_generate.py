@@ -198,6 +198,16 @@ def test_what_is_no_number_is_told(tmp_path: Path) -> None:
         generate(TINY, PROMPT, 100_000, None, QUIET)
 
 
+def test_a_tokenizer_of_another_model_is_told(tmp_path: Path) -> None:
+    model = quantizing.first_block_of_tiny(tmp_path / "model")
+    content = json.loads((model / "tokenizer.json").read_text())
+    vocabulary = content["model"]["vocab"]
+    content["model"]["vocab"] = {token: 5000 + number for token, number in vocabulary.items()}
+    (model / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(SourceError, match=r"gives the id \d+, and the model has a vocabulary of"):
+        generate(model, PROMPT, 2, None, QUIET)
+
+
 def test_what_is_ours_is_not_said_of_the_model(made: Callable[[str], Path], device: Device) -> None:
     """A product that fails is no sign that a model cannot be run with a cache."""
     out = made("w4g128-rtn")

@@ -73,6 +73,12 @@ def generate(
         if not ids:
             raise SourceError("--prompt: it has no tokens; give a word or more")
         skeleton = Skeleton.open(weights)
+        rows = getattr(skeleton.model.get_input_embeddings(), "num_embeddings", None)
+        if isinstance(rows, int) and max(ids) >= rows:
+            raise SourceError(
+                f"{path}: its tokenizer gives the id {max(ids)}, and the model has a vocabulary of "
+                f"{rows}; put the model's own tokenizer beside the weights"
+            )
         most = getattr(skeleton.model.config, "max_position_embeddings", None)
         if isinstance(most, int) and len(ids) + tokens > most:
             raise UsageError(
