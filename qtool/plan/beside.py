@@ -1,17 +1,11 @@
 """Files beside a source's weights that make another model of them: adapters, second copies, a
 config.json of another."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from qtool.checkpoint import Checkpoint
 from qtool.errors import QtoolError, UnsupportedError
 from qtool.layer_names import experts_of
-
-if TYPE_CHECKING:
-    from qtool.verification.subject import Subject
 
 _ADAPTER = "adapter_config.json"  # peft's
 _ADAPTER_WEIGHTS = "adapter_model"
@@ -56,46 +50,31 @@ def refuse_other_config(checkpoint: Checkpoint) -> None:
         )
 
 
-def refuse_incomplete(checkpoint: Checkpoint) -> None:
-    """UnsupportedError where tensors are missing that `qtool verify` would ask an artifact for."""
-    from qtool.verification.tensors import missing
-
-    subject = _subject(checkpoint)
-    if subject is not None and (found := next(missing(subject), None)) is not None:
-        raise UnsupportedError(f"{checkpoint.path}: {found}; fetch it again, or check config.json")
-
-
-def _seems(checkpoint: Checkpoint) -> list[str]:
-    """A block that lacks what others have, and a tokenizer of another model."""
-    from qtool.verification.tensors import missed
+def check_whole(checkpoint: Checkpoint) -> list[str]:
+    """UnsupportedError where tensors are missing that `qtool verify` would ask an artifact for; or
+    what seems wrong: a block that lacks what others have, a tokenizer of another model."""
+    from qtool.artifact import Artifact
+    from qtool.verification.subject import subject_of
+    from qtool.verification.tensors import missed, missing
     from qtool.verification.tokens import beyond
 
-    subject = _subject(checkpoint)
-    if subject is None:
+    if not checkpoint.config:
         return []
-    odd = [f"{one}; is a part of it missing?" for one in missed(subject)]
-    other = beyond(subject)
+    try:
+        subject = subject_of(checkpoint.path, Artifact.of(checkpoint), None)
+        found = next(missing(subject), None)
+        odd = [f"{one}; is a part of it missing?" for one in missed(subject)]
+        other = beyond(subject)
+    except QtoolError:
+        return []  # is told where it matters
+    if found is not None:
+        raise UnsupportedError(f"{checkpoint.path}: {found}; fetch it again, or check config.json")
     return odd if other is None else [*odd, other]
 
 
-def _subject(checkpoint: Checkpoint) -> Subject | None:
-    """For checks of `qtool verify`; None without a config.json, and where headers are told to be
-    wrong where it matters."""
-    from qtool.artifact import Artifact
-    from qtool.verification.subject import subject_of
-
-    if not checkpoint.config:
-        return None
-    try:
-        return subject_of(checkpoint.path, Artifact.of(checkpoint), None)
-    except QtoolError:
-        return None
-
-
 def said(checkpoint: Checkpoint) -> list[str]:
-    """What lies there and is left out, though other programs load it; and what seems to be wrong
-    with what is there."""
-    found = _seems(checkpoint)
+    """What lies there and is left out, though other programs load it."""
+    found = []
     if (checkpoint.folder / _ADAPTER).is_file():
         found.append(
             f"an adapter lies beside the weights ({_ADAPTER}), which is left out of what is made, "

@@ -182,13 +182,13 @@ def make_plan(
     if recipe.rounding != "none" or recipe.transform_chain:
         structure.check_source(tensors, checkpoint.config)
     beside.refuse_other_config(source)
-    beside.refuse_incomplete(source)
+    seems = beside.check_whole(source)
     blocks = structure.find_blocks(tensors, checkpoint.config)
     warnings = [
         *notes.idle(recipe),
         *notes.missing_files(checkpoint, recipe.calibrates and not from_stats),
     ]
-    warnings += [*beside.said(checkpoint), *said]
+    warnings += [*seems, *beside.said(checkpoint), *said]
     parents = structure.expert_parents(tensors)
     roles = {name: structure.role(name, info, blocks, parents) for name, info in tensors.items()}
     default = recipe_scheme(recipe)

@@ -78,10 +78,16 @@ def _beyond(ids: Mapping[str, int], rows: int | None) -> str | None:
 
 
 def _embedding_rows(subject: Subject) -> int | None:
+    if subject.blocks is None:
+        return None
+    start = f"{subject.blocks.prefix}."  # the many that are not to be looked at
     found = [
-        subject.entries[name].shape
-        for name, role in subject.roles.items()
-        if role.reason == "embedding" and "position" not in name and "wpe" not in name
+        entry.shape
+        for name, entry in subject.entries.items()
+        if not name.startswith(start)
+        and structure.outside_reason(name) == "embedding"
+        and "position" not in name
+        and "wpe" not in name
     ]
     return found[0][0] if len(found) == 1 and len(found[0]) == 2 else None
 
