@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from qtool.errors import FormatError, SourceError, UnsupportedError
+from qtool.errors import FormatError, QtoolError, SourceError, UnsupportedError
 from qtool.formats import safetensors_file as st
 from qtool.formats.safetensors_file import TensorInfo
 from qtool.links import check_links
@@ -104,14 +104,23 @@ MATRIX = "matrix.json"  # in a folder of several artifacts
 
 def refuse_matrix(folder: Path) -> None:
     """SourceError where a folder is that of several artifacts."""
-    if (folder / MATRIX).is_file():
+    if is_matrix(folder):
         inner = [path.parent.name for path in folder.glob("*/config.json")]
         names = sorted([*inner, *(path.name for path in folder.glob("*.gguf"))])
+        names = [name for name in names if not name.startswith(".")]
         some = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
         raise SourceError(
-            f"{folder}: what `qtool matrix` made, {len(names)} artifacts; name one of them"
+            f"{folder}: what `qtool matrix` made; name one of its artifacts"
             + (f": {some}" if names else "")
         )
+
+
+def is_matrix(folder: Path) -> bool:
+    """Whether `qtool matrix` made it."""
+    try:
+        return "artifacts" in st.read_json(folder / MATRIX)
+    except QtoolError:
+        return False
 
 
 def _weight_files(folder: Path) -> tuple[list[Path], Mapping[str, str] | None]:

@@ -21,7 +21,7 @@ from qtool.formats.safetensors_header import parse_json
 from qtool.histogram import finite_or_none, of_scales, of_values, scale_lines
 from qtool.numbered import Parts, by_kind, numbers_at, parts_of, ranges
 from qtool.printable import printable, sayable
-from qtool.record import STATISTICS, TOLD, calibrated_on, made_by, without_layers
+from qtool.record import calibrated_on, is_statistics, made_by, without_layers
 from qtool.scheme import GroupQuant, Scheme
 from qtool.stored_config import quantization_config
 
@@ -59,7 +59,8 @@ class Inspection:
     @property
     def is_statistics(self) -> bool:
         """Whether it holds what `qtool calibrate` measured of a model, and no model."""
-        return STATISTICS in self.artifact.checkpoint.metadata
+        checkpoint = self.artifact.checkpoint
+        return not checkpoint.config and is_statistics(checkpoint.metadata, checkpoint.tensors)
 
     @property
     def _provenance(self) -> Mapping[str, Any] | None:
@@ -328,10 +329,8 @@ def _recorded(record: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     else:
         yield from _flat("recipe", recipe)
     if text is not None:
-        yield "calibrated on", printable(text)
-        shown["calibration"] = {
-            key: value for key, value in shown["calibration"].items() if key not in TOLD
-        }
+        yield "calibrated on", printable(text[0])
+        shown["calibration"] = text[1]
     yield from _flat("", shown)
     if isinstance(notes, list):
         yield from (("note", printable(note)) for note in by_kind(map(str, notes)))

@@ -1,7 +1,7 @@
 """Names in qtool.json, the record of how an artifact was made, for who writes and who reads it, and
 in statistics of a model; and what people are told of both."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -16,6 +16,7 @@ OUTLIERS = "outliers"  # columns of inputs that LLM.int8() keeps apart
 CALIBRATION = "qtool.calibration"  # in GGUF files, what a folder has in qtool.json
 STATISTICS = "qtool.statistics"  # in the metadata of a file of them: sites and their readers
 _MOST = 1e9  # of a setting
+_LONGEST = 200  # characters of a value that is told in a sentence
 _FARTHER = ("guided", "gptaq", "yaqa")  # gptq's settings that look beyond the rows of a matrix
 
 
@@ -50,25 +51,34 @@ def made_by(recipe: object) -> str | None:
     return f"recipe {recipe['name']}" + (f": {', then '.join(steps)}" if steps else "") + more
 
 
-TOLD = ("source", "samples", "length", "seed", "precision")  # of a calibration, by calibrated_on
-
-
-def calibrated_on(found: object) -> str | None:
-    """A recorded calibration in words: how much, of what, and how; None where it is no record of
-    one. Whoever wrote it: what is not understood is left out."""
+def calibrated_on(found: object) -> tuple[str, dict[str, Any]] | None:
+    """A recorded calibration in words, how much, of what, and how, and what these leave out of it;
+    None where it is no record of one. Whoever wrote it: what is not understood is left out."""
     if not isinstance(found, Mapping):
         return None
-    samples, length, source = (found.get(key) for key in ("samples", "length", "source"))
+    samples, length = found.get("samples"), found.get("length")
     if not _is_count(samples) or not _is_count(length):
         return None
-    words = f"{samples:,} sample{'s' * (samples != 1)} of {length:,} tokens"
-    if isinstance(source, str) and source:
+    words, told = (
+        f"{samples:,} sample{'s' * (samples != 1)} of {length:,} tokens",
+        {"samples", "length"},
+    )
+    source, seed, precision = (found.get(key) for key in ("source", "seed", "precision"))
+    if isinstance(source, str) and 0 < len(source) <= _LONGEST:
         words += " of a file" if source == "file" else f" of {source}"
-    if _is_count(seed := found.get("seed")):
+        told.add("source")
+    if _is_count(seed):
         words += f", seed {seed}"
-    if isinstance(precision := found.get("precision"), str):
+        told.add("seed")
+    if isinstance(precision, str) and 0 < len(precision) <= _LONGEST:
         words += f", products in {precision}"
-    return words
+        told.add("precision")
+    return words, {key: value for key, value in found.items() if key not in told}
+
+
+def is_statistics(metadata: Mapping[str, str], names: Iterable[str]) -> bool:
+    """Whether a safetensors file is what `qtool calibrate` measured of a model, and no model."""
+    return STATISTICS in metadata and all(name.startswith("site.") for name in names)
 
 
 def _is_count(value: object) -> TypeGuard[int]:

@@ -13,7 +13,16 @@ import pytest
 import quantizing
 import torch
 from artifact_files import random_quant, write_folder
-from converting import MATRICES, artifacts, first_block, numbers, run, said_of, weights
+from converting import (
+    MATRICES,
+    artifacts,
+    converted,
+    first_block,
+    numbers,
+    run,
+    said_of,
+    weights,
+)
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
@@ -144,10 +153,62 @@ def test_what_q4_1_cannot_hold_is_said_and_encoded_anew(tmp_path: Path) -> None:
         run(outliers, "gguf", tmp_path / "int8.gguf")
     found = types(run(outliers, "gguf", tmp_path / "int8.gguf", lossy=True))
     assert found["blk.0.attn_q.weight"] == "Q8_0"
+    exact = {"mlx": "biases", "mxfp4": "of which Q8_0 has no codes"}
+    sets = ("mlx.head=4", "mlx.embedding=4")
+    four = quantizing.quantize(model, "w4g64-mlx-rtn", tmp_path / "mlx4", *sets).out
+    six = quantizing.quantize(model, "mxfp4", tmp_path / "mxfp4").out
+    for source, said in ((four, exact["mlx"]), (six, exact["mxfp4"])):
+        with pytest.raises(UnsupportedError, match=f"{said}.*--to gguf holds"):
+            run(source, "gguf-q8_0", tmp_path / "q8.gguf")
+        out = tmp_path / f"{source.name}-q8.gguf"
+        assert types(run(source, "gguf-q8_0", out, lossy=True))["blk.0.attn_q.weight"] == "Q8_0"
     small = quantizing.quantize(model, "nvfp4", tmp_path / "nvfp4").out
     for lossy in (False, True):
         with pytest.raises(UnsupportedError, match="nvfp4 g16, and of small floats MXFP4 alone"):
             run(small, "gguf", tmp_path / "nvfp4.gguf", lossy=lossy)
+
+
+def edited_mlx(tmp_path: Path, bits: int, key: str, value: float) -> Path:
+    """One matrix has bfloat16 scales and biases, one of which is `value`."""
+    model = first_block(tmp_path / "model")
+    sets = (f"weights.bits={bits}", "mlx.head=4", "mlx.embedding=4")
+    source = quantizing.quantize(model, "w4g64-mlx-rtn", tmp_path / "mlx", *sets).out
+    tensors = load_file(source / "model.safetensors")
+    for each in ("scales", "biases"):
+        name = f"model.layers.0.mlp.up_proj.{each}"
+        tensors[name] = tensors[name].to(torch.bfloat16)
+    tensors[f"model.layers.0.mlp.up_proj.{key}"][3, 1] = value
+    save_file(tensors, source / "model.safetensors", metadata={"format": "mlx"})
+    (source / "qtool.json").unlink()
+    return source
+
+
+def test_biases_that_float16_rounds(tmp_path: Path) -> None:
+    source = edited_mlx(tmp_path, 4, "biases", 3.1e-7)
+    with pytest.raises(UnsupportedError, match=r"bfloat16 biases \(mlx\), which float16 rounds"):
+        run(source, "gguf", tmp_path / "file.gguf")
+    made = converted(source, "gguf", tmp_path / "file.gguf", lossy=True)
+    (rounded,) = made.certificate.rounded
+    assert rounded.name.endswith("up_proj.weight") and 0 < rounded.relative_error < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("bits", "key", "value", "said"),
+    [
+        (4, "biases", 1e5, "has minimums beyond float16"),
+        (4, "scales", 1e5, "scales up to 9.98e"),
+        (6, "scales", 1e5, "scales up to 9.98e"),
+        (6, "biases", 1e8, "has weights up to 1e\\+08, for which scales of Q8_0, float16, do not"),
+    ],
+)
+def test_nothing_becomes_infinite(
+    bits: int, key: str, value: float, said: str, tmp_path: Path
+) -> None:
+    """Not with --lossy either, whatever else is rounded."""
+    source = edited_mlx(tmp_path, bits, key, value)
+    with pytest.raises(UnsupportedError, match=said):
+        run(source, "gguf", tmp_path / "file.gguf", lossy=True)
+    assert not (tmp_path / "file.gguf").exists()
 
 
 def assert_read_alike(file: Path, source: Path) -> None:

@@ -371,16 +371,23 @@ def test_what_was_measured_counts_and_not_what_the_recipe_asked(tmp_path: Path) 
     """With --imatrix the recipe's own samples and length say nothing."""
     recipe = {"name": "iq3_xxs", "calibration": {"samples": 128, "length": 512}}
     measured = {"source": "file", "samples": 4, "length": 64, "seed": 7, "precision": "bfloat16"}
+    odd = {"source": "x" * 999, "samples": 4, "length": 64, "seed": -5, "digest": "sha256:ab"}
+    odd["environment"] = {"cpu": "x86_64"}
     path = tmp_path / "x.gguf"
     ours = [entry("qtool.recipe", Kind.STRING, json.dumps(recipe))]
     for text, lines in [
         (json.dumps(measured),
          ["made by: recipe iq3_xxs",
           "calibrated on: 4 samples of 64 tokens of a file, seed 7, products in bfloat16"]),
+        (json.dumps(odd),
+         ["made by: recipe iq3_xxs", "calibrated on: 4 samples of 64 tokens",
+          f"qtool.calibration.source: {'x' * 72}... (999 characters)",
+          "qtool.calibration.seed: -5", "qtool.calibration.digest: sha256:ab",
+          'qtool.calibration.environment: {"cpu": "x86_64"}']),
         ("[3]", ["made by: recipe iq3_xxs", "qtool.calibration: [3]"]),
         (None, ["made by: recipe iq3_xxs"]),
     ]:  # fmt: skip
         more = [] if text is None else [entry("qtool.calibration", Kind.STRING, text)]
         path.write_bytes(bytes(Gguf([ARCH, *ours, *more])))
-        told = ("made by", "calibrated", "qtool.calibration:")
+        told = ("made by:", "calibrated on:", "qtool.calibration.", "qtool.calibration:")
         assert [line for line in run(path).splitlines() if line.startswith(told)] == lines

@@ -306,6 +306,9 @@ def test_what_an_artifact_was_calibrated_on_is_one_line(awq_folder: Path) -> Non
           "calibration.digest: sha256:ab"]),
         ({"source": "owner/set", "samples": 2048, "length": 64, "precision": "bfloat16"},
          ["calibrated on: 2,048 samples of 64 tokens of owner/set, products in bfloat16"]),
+        ({"source": {"hub": "x"}, "samples": 2, "length": 64, "seed": -5, "precision": 7},
+         ["calibrated on: 2 samples of 64 tokens", "calibration.source.hub: x",
+          "calibration.seed: -5", "calibration.precision: 7"]),
         ({"samples": "many", "length": 64},
          ["calibration.samples: many", "calibration.length: 64"]),
         ({"samples": True, "length": 64}, ["calibration.samples: True"]),
@@ -335,5 +338,9 @@ def test_statistics_say_what_they_are_of(tmp_path: Path) -> None:
     assert found["provenance"] == {"calibration": said, "model_digest": "cd"}
     save_file({"site.a.mean_abs": np.ones(8, np.float32)}, path, metadata | {"calibration": "{"})
     assert "calibration: {" in run(path).splitlines()
+    # A model whose file bears the key is none of statistics.
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    assert run(path).startswith("format: dense")
+    (tmp_path / "config.json").unlink()
     (found,) = [one for one in verify_artifact(path).findings if one.severity == "error"]
     assert found.message.startswith("statistics of a model") and not verify_artifact(path).ok

@@ -2,9 +2,11 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import header_files
 import pytest
+from header_files import Shapes
 from planning import plan_of, quantized
 
 from qtool.checkpoint import Checkpoint
@@ -81,16 +83,74 @@ def test_a_block_that_lacks_what_others_have_is_said(tmp_path: Path) -> None:
 
 def test_a_tokenizer_of_another_model_is_said(tmp_path: Path) -> None:
     folder = header_files.write(tmp_path, header_files.llama(), {"num_hidden_layers": 2})
-    for count, said in ((512, []), (513, ["the tokenizer has 1 id beyond the 512 rows of the"])):
+    few = [(512, []), (528, [])]  # some that were added have no rows, as in Gemma 3
+    for count, said in (*few, (529, ["the tokenizer has 17 ids beyond the 512 rows of the"])):
         vocabulary = {"model": {"vocab": {f"t{n}": n for n in range(count)}}}
         (folder / "tokenizer.json").write_text(json.dumps(vocabulary))
         found = make_plan(load("w8-rtn"), Checkpoint.open(folder)).warnings
         assert [one.split(" embedding")[0] for one in found] == said
 
 
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 256,
+    "intermediate_size": 768, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "vocab_size": 512, "num_hidden_layers": 2,
+}  # fmt: skip
+
+
+def renamed(shapes: Shapes, before: str, after: str) -> Shapes:
+    return {name.replace(before, after, 1): shape for name, shape in shapes.items()}
+
+
+@pytest.mark.parametrize(
+    ("shapes", "more"),
+    [
+        (renamed(header_files.llama(), "model.", ""), {}),  # Qwen3-Embedding's
+        (renamed(header_files.llama(), "model.", "llm.model."), {}),
+        (header_files.llama(), {"num_nextn_predict_layers": 0}),
+        ({n: s for n, s in header_files.llama().items() if "head" not in n},
+         {"tie_word_embeddings": True}),
+    ],
+    ids=["bare", "llm", "plain", "tied"],
+)  # fmt: skip
+def test_whole_models_are_not_refused(shapes: Shapes, more: dict[str, Any], tmp_path: Path) -> None:
+    folder = header_files.write(tmp_path, shapes, LLAMA | more)
+    assert not [
+        one
+        for one in make_plan(load("w8-rtn"), Checkpoint.open(folder)).warnings
+        if "missing" in one or "different models" in one
+    ]
+
+
+def test_blocks_at_the_end_of_a_model_that_nobody_knows(tmp_path: Path) -> None:
+    """distil-whisper's config counts another stack; what lies between others is lost."""
+    (said,) = plan_of(tmp_path / "a", header_files.llama(2), "w8-rtn", num_hidden_layers=3).warnings
+    assert said.startswith("config.json says 3 blocks") and said.endswith("of it missing?")
+    gap = renamed(header_files.llama(3), "model.layers.1.", "model.layers.3.")
+    gap = {name: shape for name, shape in gap.items() if ".layers.1." not in name}
+    with pytest.raises(UnsupportedError, match=r"says 4 blocks, and 1 block \(model.layers.1\) is"):
+        plan_of(tmp_path / "b", gap, "w8-rtn", num_hidden_layers=4)
+
+
+def test_experts_that_are_missing(tmp_path: Path) -> None:
+    """Of an architecture of the table an error; of others some may be pruned."""
+    shapes = header_files.experts(2, 4)
+    less = {name: shape for name, shape in shapes.items() if "experts.3.up" not in name}
+    (said,) = plan_of(tmp_path, less, "w8-rtn", num_hidden_layers=2, num_experts=4).warnings[:1]
+    assert "1 tensor of its 4 experts is missing" in said
+
+
+def test_a_head_that_is_missing_is_said(tmp_path: Path) -> None:
+    shapes = {n: s for n, s in header_files.llama().items() if "head" not in n}
+    folder = header_files.write(tmp_path, shapes, LLAMA | {"tie_word_embeddings": False})
+    said = make_plan(load("w8-rtn"), Checkpoint.open(folder)).warnings
+    assert [one for one in said if one.startswith("there is no output head, and config.json")]
+
+
 def test_missing_layers(tmp_path: Path) -> None:
+    folder = header_files.write(tmp_path, header_files.llama(), LLAMA | {"num_hidden_layers": 3})
     with pytest.raises(UnsupportedError, match=r"says 3 blocks, and 1 block \(model.layers.2\) is"):
-        plan_of(tmp_path, header_files.llama(kv=96), "w4g128-awq", num_hidden_layers=3)
+        make_plan(load("w4g128-awq"), Checkpoint.open(folder))
 
 
 @pytest.mark.parametrize(

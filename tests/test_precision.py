@@ -196,6 +196,13 @@ def test_a_run_goes_on_with_the_products_that_it_had(
         assert "on a CPU with AMX, as where it was begun, it can be finished" in other.err
         monkeypatch.setattr(precision, "has_bfloat16", lambda: True)
         assert call(*given).status == 0
+    monkeypatch.setattr(precision, "has_bfloat16", lambda: False)
+    given = (*given[:-1], tmp_path / "other.gguf")
+    with monkeypatch.context() as patch, pytest.raises(Died):
+        dying(2, patch)
+        call(*given)
+    monkeypatch.setattr(precision, "has_bfloat16", lambda: True)
+    assert "on a CPU without AMX, as where it was begun, it can be finished" in call(*given).err
 
 
 def test_without_it_records_say_nothing_of_it(tmp_path: Path, call: Call) -> None:

@@ -2,8 +2,9 @@
 not.
 
     symmetric, up to 4 bits     Q4_0      asymmetric and MLX's, up to 4 bits    Q4_1
-    more bits                   Q8_0      with --to gguf-q8_0                   Q8_0
-    MXFP4                       MXFP4
+    more bits                   Q8_0      MXFP4                                 MXFP4
+
+--to gguf-q8_0 makes Q8_0 of all.
 
 Everything else, names, order of rows, metadata and the tokenizer, is what the file has that
 `qtool quantize` makes of an unquantized checkpoint (qtool.gguf.from_hf).
@@ -120,7 +121,7 @@ def _step(target: Target, source: SourceTensor, by_name: Mapping[str, Tensor]) -
     against = {part: obstacle for part, (_, obstacle) in found.items() if obstacle is not None}
     if len(types) > 1 and types != {Q4_0, Q4_1}:
         why = f"is not as wide as all others that {source.name} is made of"
-        against.setdefault(name, Obstacle(name, why))
+        against[name] = Obstacle(name, why)
     return GgufStep(source, type_, parts, order, against)
 
 
@@ -141,11 +142,7 @@ def _looked_at(tensor: Tensor, target: Target) -> tuple[BlockType, Obstacle | No
     value = tensor.read()
     quant = in_blocks(value)
     if quant is None:
-        hint = "dequantize it with --to hf, and quantize that"
-        more = isinstance(value, GroupQuant) and not value.scheme.is_float
-        return Q8_0, Obstacle(
-            tensor.name, no_blocks(tensor, value), ANEW if more else None, hint="" if more else hint
-        )
+        return Q8_0, _in_no_blocks(tensor, value)
     type_ = _type(quant, target)
     if not np.isfinite(quant.scale).all():
         raise FormatError(f"{tensor.name}: a scale is not finite; the artifact is damaged")
@@ -159,10 +156,11 @@ def _looked_at(tensor: Tensor, target: Target) -> tuple[BlockType, Obstacle | No
     if size > 0 and size % BLOCK:
         reason = f"has groups of {size}, which are no multiple of {BLOCK}"
         return type_, Obstacle(tensor.name, reason, ANEW)
-    if type_ is MXFP4:
-        return type_, None
-    if type_ is Q8_0 and has_offsets(quant):
-        return type_, Obstacle(tensor.name, no_blocks(tensor, quant), ANEW)
+    if quant.scheme.is_float:
+        if type_ is MXFP4:
+            return type_, None
+        reason = f"is stored as {tensor.stored}, of which Q8_0 has no codes"
+        return type_, Obstacle(tensor.name, reason, ANEW, hint="--to gguf holds it")
     if type_ is Q8_0 and not fits_bytes(quant):
         reason = "has codes more than 127 above or 128 below their zero, which Q8_0 cannot hold"
         return type_, Obstacle(tensor.name, reason, ANEW)
@@ -170,12 +168,16 @@ def _looked_at(tensor: Tensor, target: Target) -> tuple[BlockType, Obstacle | No
     if not np.isfinite(half).all():
         reason = f"has scales up to {float(np.abs(quant.scale).max()):.3g}, beyond float16"
         return type_, Obstacle(tensor.name, reason)
+    minimums, exact = offsets(quant)
+    if type_ is Q4_1 and not np.isfinite(minimums).all():
+        return type_, Obstacle(tensor.name, "has minimums beyond float16")
+    if type_ is Q8_0 and has_offsets(quant):
+        hint = "--to gguf holds them" if quant.scheme.bits <= 4 else ""
+        reason = f"has {quant.scheme.bits}-bit codes with biases (mlx), for which Q8_0 has no place"
+        return type_, Obstacle(tensor.name, reason, ANEW, hint=hint)
     if (half.astype(np.float32) != quant.scale.astype(np.float32)).any():
         reason = f"has {quant.scheme.scale_dtype} scales, which float16 rounds"
         return type_, Obstacle(tensor.name, reason, SCALES)
-    minimums, exact = offsets(quant)
-    if type_ is Q4_1 and not np.isfinite(minimums).all():
-        return type_, Obstacle(tensor.name, "has minimums beyond float16", ANEW)
     if type_ is Q4_1 and not exact:
         if has_offsets(quant):
             reason = f"has {quant.scheme.scale_dtype} biases (mlx), which float16 rounds"
@@ -197,23 +199,21 @@ def in_blocks(value: Quantized) -> GroupQuant | None:
     return None
 
 
-def no_blocks(tensor: Tensor, value: Quantized) -> str:
+def _in_no_blocks(tensor: Tensor, value: Quantized) -> Obstacle:
     """Why no type has the codes of a matrix."""
-    if isinstance(value, GroupQuant) and has_offsets(value):
-        return (
-            f"has {value.scheme.bits}-bit codes with biases (mlx), and the type with these, Q4_1, "
-            "has 4 bits"
-        )
-    if isinstance(value, GroupQuant) and value.scheme.outer and not value.scheme.is_float:
-        return f"is stored as {tensor.stored} with scales of two factors, which no type has"
-    if isinstance(value, GroupQuant) and value.scheme.is_float:
-        return f"is stored as {tensor.stored}, and of small floats MXFP4 alone becomes GGUF"
-    return f"is stored as {tensor.stored}, not as whole numbers and scales"
+    if isinstance(value, GroupQuant) and not value.scheme.is_float:
+        reason = f"is stored as {tensor.stored} with scales of two factors, which no type has"
+        return Obstacle(tensor.name, reason, ANEW)
+    reason = f"is stored as {tensor.stored}, not as whole numbers and scales"
+    if isinstance(value, GroupQuant):
+        reason = f"is stored as {tensor.stored}, and of small floats MXFP4 alone becomes GGUF"
+    hint = "dequantize it with --to hf, and quantize that"
+    return Obstacle(tensor.name, reason, hint=hint)
 
 
 def _type(quant: GroupQuant, target: Target) -> BlockType:
     if quant.scheme.is_float:
-        return MXFP4
+        return Q8_0 if target.layout == "Q8_0" else MXFP4
     if has_offsets(quant):
         return Q4_1 if quant.scheme.bits <= 4 and target.layout != "Q8_0" else Q8_0
     if target.layout == "Q8_0" or quant.scheme.bits > 4:

@@ -148,6 +148,13 @@ def _rounded(step: GgufStep) -> Iterator[Rounded]:
             continue
         blocks, sums = _blocks(step, part), Squares()
         for source, found in _pieces(step, part, partial(_part, blocks)):
+            there = np.isfinite(source)
+            if not np.isfinite(found[there]).all():
+                most = float(np.abs(source[there]).max())
+                raise UnsupportedError(
+                    f"{part.name}: has weights up to {most:.3g}, for which "
+                    f"scales of {step.type.name}, float16, do not suffice"
+                )
             sums.add(source, found)
         if not sums.same:
             what = str(obstacle.lossy)

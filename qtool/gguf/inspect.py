@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from qtool.checkpoint import MATRIX
+from qtool.checkpoint import MATRIX, is_matrix
 from qtool.errors import FormatError, SourceError
 from qtool.formats.gguf_arrays import StoredArray
 from qtool.formats.gguf_file import INTEGERS, GgufFile, first_parts
@@ -34,8 +34,9 @@ def gguf_models(path: Path) -> list[Path]:
     try:
         if path.is_dir():
             names = [entry.name for entry in path.iterdir()]
-            others = ("config.json", MATRIX)
-            if any(name in others or name.endswith(".safetensors") for name in names):
+            if any(name == "config.json" or name.endswith(".safetensors") for name in names):
+                return []
+            if MATRIX in names and is_matrix(path):
                 return []
             return first_parts(path / name for name in sorted(names) if name.endswith(".gguf"))
         if path.suffix == ".gguf":

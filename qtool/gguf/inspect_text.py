@@ -44,7 +44,10 @@ def summary(found: GgufInspection) -> list[tuple[str, str]]:
     lines.append(("made by", _made_by(found)))
     provenance = found.keys_under("qtool.")
     if (text := calibrated_on(_json(found, CALIBRATION))) is not None:
-        lines.append(("calibrated on", text))
+        lines.append(("calibrated on", text[0]))
+        for key, value in text[1].items():
+            said = value if isinstance(value, str) else json.dumps(value)
+            provenance[f"calibration.{key}"] = said
         del provenance["calibration"]
     lines += [(f"qtool.{key}", _short(value)) for key, value in provenance.items()]
     return [(printable(label), printable(_short(value, 200))) for label, value in lines if value]

@@ -1,11 +1,11 @@
-"""Files beside a source's weights that make another model of them: adapters, second copies, a
-config.json of another."""
+"""What makes another model of a source's weights, or half of one: adapters, second copies, a
+config.json or a tokenizer of another, tensors that are missing."""
 
 from dataclasses import replace
 
 from qtool.checkpoint import Checkpoint
 from qtool.errors import QtoolError, UnsupportedError
-from qtool.layer_names import experts_of
+from qtool.layer_names import experts_of, is_head
 
 _ADAPTER = "adapter_config.json"  # peft's
 _ADAPTER_WEIGHTS = "adapter_model"
@@ -51,25 +51,34 @@ def refuse_other_config(checkpoint: Checkpoint) -> None:
 
 
 def check_whole(checkpoint: Checkpoint) -> list[str]:
-    """UnsupportedError where tensors are missing that `qtool verify` would ask an artifact for; or
-    what seems wrong: a block that lacks what others have, a tokenizer of another model."""
+    """UnsupportedError where tensors are sure to be missing; or what seems to be wrong: blocks that
+    are not there or lack what others have, no head, a tokenizer of another model."""
     from qtool.artifact import Artifact
     from qtool.verification.subject import subject_of
-    from qtool.verification.tensors import missed, missing
-    from qtool.verification.tokens import beyond
+    from qtool.verification.tensors import lacking
+    from qtool.verification.tokens import of_another_model
 
     if not checkpoint.config:
         return []
     try:
         subject = subject_of(checkpoint.path, Artifact.of(checkpoint), None)
-        found = next(missing(subject), None)
-        odd = [f"{one}; is a part of it missing?" for one in missed(subject)]
-        other = beyond(subject)
+        found, odd = lacking(subject)
+        other = of_another_model(subject)
     except QtoolError:
         return []  # is told where it matters
     if found is not None:
         raise UnsupportedError(f"{checkpoint.path}: {found}; fetch it again, or check config.json")
-    return odd if other is None else [*odd, other]
+    if _lacks_head(checkpoint):
+        odd.append("there is no output head, and config.json says that the embedding is none")
+    said = [f"{one}; is a part of it missing?" for one in odd]
+    return said if other is None else [*said, other]
+
+
+def _lacks_head(checkpoint: Checkpoint) -> bool:
+    named = checkpoint.config.get("architectures")
+    speaks = isinstance(named, list) and any(str(one).endswith("ForCausalLM") for one in named)
+    untied = checkpoint.config.get("tie_word_embeddings") is False
+    return speaks and untied and not any(is_head(n.rpartition(".")[0]) for n in checkpoint.tensors)
 
 
 def said(checkpoint: Checkpoint) -> list[str]:

@@ -80,6 +80,12 @@ def check_by_table(
         )  # fmt: skip
 
 
+def named_so(subject: Subject, architecture: Architecture, config: dict[str, Any]) -> bool:
+    """Whether anything in a block has the name that the table gives it."""
+    places = _places(architecture, config, _names(subject))
+    return any(place.found and "{b}" in place.module.name for place in places)
+
+
 def lost_by_table(
     subject: Subject, architecture: Architecture, config: dict[str, Any]
 ) -> list[str]:

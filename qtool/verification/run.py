@@ -17,7 +17,7 @@ from qtool.fused_experts import apart_as
 from qtool.gguf.open import is_gguf
 from qtool.gguf.workers import in_order
 from qtool.native.library import default_threads
-from qtool.record import STATISTICS
+from qtool.record import is_statistics
 from qtool.runs.progress import Progress
 from qtool.scheme import GroupQuant, Scheme
 from qtool.verification import (
@@ -145,7 +145,8 @@ def _verdict(
             artifact = Artifact.open(path)
         except QtoolError as problem:
             findings.append(Finding("error", "readable", "", str(problem)))
-    if artifact is not None and STATISTICS in artifact.checkpoint.metadata:
+    checkpoint = None if artifact is None else artifact.checkpoint
+    if checkpoint is not None and is_statistics(checkpoint.metadata, checkpoint.tensors):
         said = "statistics of a model, for `qtool quantize --stats`, and no model"
         findings.append(Finding("error", "readable", "", said))
         artifact = None

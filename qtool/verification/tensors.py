@@ -12,7 +12,13 @@ from typing import Any
 from qtool import structure
 from qtool.formats.dtypes import FLOAT_DTYPES
 from qtool.layer_names import experts_of, number_of
-from qtool.verification.by_table import check_by_table, lost_by_table, row_of, said_lost
+from qtool.verification.by_table import (
+    check_by_table,
+    lost_by_table,
+    named_so,
+    row_of,
+    said_lost,
+)
 from qtool.verification.finding import Finding
 from qtool.verification.sentences import AGAIN, some
 from qtool.verification.sentences import count as counted
@@ -48,22 +54,37 @@ def check_tensors(subject: Subject) -> Iterator[Finding]:
     yield from check_packed(subject)
 
 
-def missing(subject: Subject) -> Iterator[str]:
-    """Tensors that a model is sure to need and lacks, by config.json: of whole blocks and experts,
-    and, of an architecture of the table, others."""
-    for found in (*_lost_blocks(subject), *_experts(subject)):
-        yield found.message.removesuffix(f"; {AGAIN}")
+def lacking(subject: Subject) -> tuple[str | None, list[str]]:
+    """What a model is sure to lack, None for nothing; and what it seems to lack.
+
+    Sure is what an architecture of the table needs, where its tensors have the names that the
+    table knows, and a block between others. Of other models nobody knows how many blocks and
+    experts they store of those that config.json counts.
+    """
     row = row_of(subject.config)
+    if row is not None and not named_so(subject, *row):
+        row = None  # a model of the table by other names
+    found = [*_lost_blocks(subject), *_experts(subject)]
+    found += [] if row is not None else [one for one in _alike(subject) if one.severity == "error"]
+    said = [one.message.removesuffix(f"; {AGAIN}") for one in found]
     if row is not None and (lost := lost_by_table(subject, *row)):
-        yield said_lost(lost, row[1])
+        said.append(said_lost(lost, row[1]))
+    sure = row is not None or _has_gap(subject)
+    return (said[0], []) if said and sure else (None, said)
 
 
-def missed(subject: Subject) -> Iterator[str]:
-    """Tensors of a block that others have, where no table tells whether the model is so."""
-    if row_of(subject.config) is None:
-        for found in _alike(subject):
-            if found.severity == "error":
-                yield found.message.removesuffix(f"; {AGAIN}")
+def _has_gap(subject: Subject) -> bool:
+    """Whether a block lies between others that is not there."""
+    if subject.blocks is None:
+        return False
+    start = subject.blocks.prefix + "."
+    numbers = {
+        number
+        for name in subject.present
+        if name.startswith(start)
+        and (number := number_of(name[len(start) :].split(".", 1)[0])) is not None
+    }
+    return bool(numbers) and max(numbers) >= len(numbers)
 
 
 def _blocks(subject: Subject) -> Iterator[Finding]:
@@ -124,7 +145,8 @@ def _experts(subject: Subject) -> Iterator[Finding]:
         if lost and not _lost_there(subject, lost):
             yield Finding(
                 "error", CHECK, layer,
-                f"{layer}: {counted(len(lost), 'tensor')} of its {number} experts are missing "
+                f"{layer}: {counted(len(lost), 'tensor')} of its {number} experts "
+                f"{'is' if len(lost) == 1 else 'are'} missing "
                 f"({some(lost)}); {AGAIN}",
             )  # fmt: skip
 
