@@ -183,9 +183,8 @@ def _records(path: Path, text: Iterator[str]) -> Iterator[str | Chat]:
             raise SourceError(
                 f"{where}: not JSON; expected JSONL, one object a line with `text` or `messages`"
             ) from None
-        found = _text_of(record)
-        if found is None:
-            found = chat_of(record, where)
+        plain = _text_of(record)
+        found = chat_of(record, where) if plain is None else plain
         if found is None:
             keys = ", ".join(record)[:80] if isinstance(record, dict) else ""
             raise SourceError(

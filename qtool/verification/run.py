@@ -147,8 +147,8 @@ def _verdict(
             findings.append(Finding("error", "readable", "", str(problem)))
     checkpoint = None if artifact is None else artifact.checkpoint
     if checkpoint is not None and is_statistics(checkpoint.metadata, checkpoint.tensors):
-        said = "statistics of a model, for `qtool quantize --stats`, and no model"
-        findings.append(Finding("error", "readable", "", said))
+        what = "statistics of a model, for `qtool quantize --stats`, and no model"
+        findings.append(Finding("error", "readable", "", what))
         artifact = None
     if artifact is None:
         findings.append(Finding("note", checks[-1], "", "nothing else was checked"))
