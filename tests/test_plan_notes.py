@@ -138,6 +138,23 @@ def test_experts_that_are_missing(tmp_path: Path) -> None:
     less = {name: shape for name, shape in shapes.items() if "experts.3.up" not in name}
     (said,) = plan_of(tmp_path, less, "w8-rtn", num_hidden_layers=2, num_experts=4).warnings[:1]
     assert "1 tensor of its 4 experts is missing" in said
+    for block in range(2):
+        there, small = f"model.layers.{block}", {"k": 128, "v": 128}
+        norms = ("input_layernorm", "post_attention_layernorm")
+        less |= {f"{there}.{norm}.weight": (256,) for norm in norms}
+        less |= {f"{there}.self_attn.{part}_norm.weight": (64,) for part in "qk"}
+        less |= {f"{there}.self_attn.{p}_proj.weight": (small.get(p, 256), 256) for p in "qkv"}
+        less[f"{there}.self_attn.o_proj.weight"] = (256, 256)
+    less |= {"model.norm.weight": (256,), "lm_head.weight": (512, 256)}
+    config = LLAMA | {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe"}
+    config |= {"head_dim": 64, "num_experts": 4, "moe_intermediate_size": 128}
+    config |= {"norm_topk_prob": True}
+    folder = header_files.write(tmp_path / "known", less, config)
+    with pytest.raises(UnsupportedError, match="1 tensor of its 4 experts is missing"):
+        make_plan(load("w8-rtn"), Checkpoint.open(folder))
+    names = [f"model.layers.{block}.mlp.experts.3.up_proj.weight" for block in range(2)]
+    header_files.write(tmp_path / "whole", less | dict.fromkeys(names, (128, 256)), config)
+    make_plan(load("w8-rtn"), Checkpoint.open(tmp_path / "whole"))
 
 
 def test_a_head_that_is_missing_is_said(tmp_path: Path) -> None:

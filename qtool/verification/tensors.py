@@ -64,12 +64,13 @@ def lacking(subject: Subject) -> tuple[str | None, list[str]]:
     row = row_of(subject.config)
     if row is not None and not named_so(subject, *row):
         row = None  # a model of the table by other names
-    found = [*_lost_blocks(subject), *_experts(subject)]
+    blocks = [*_lost_blocks(subject)]
+    found = [*blocks, *_experts(subject)]
     found += [] if row is not None else [one for one in _alike(subject) if one.severity == "error"]
     said = [one.message.removesuffix(f"; {AGAIN}") for one in found]
     if row is not None and (lost := lost_by_table(subject, *row)):
         said.append(said_lost(lost, row[1]))
-    sure = row is not None or _has_gap(subject)
+    sure = row is not None or (bool(blocks) and _has_gap(subject))
     return (said[0], []) if said and sure else (None, said)
 
 
