@@ -87,6 +87,8 @@ def run(
     """Whether it went well, and what it said, also where it was ended; more: of its environment."""
     environment = {**os.environ, "QTOOL_TEST_DEVICE": "cuda", **(more or {})}
     good, ended = False, ""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of jobs in the background: theirs, too
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     with log.open("wb") as out:
         process = subprocess.Popen(
             command, cwd=ROOT, env=environment, stdout=out, stderr=out, process_group=0
@@ -97,7 +99,7 @@ def run(
             ended = f"\ntook more than {seconds:.0f} s"
             process.send_signal(signal.SIGINT)  # pytest then tells what has failed so far
             with suppress(subprocess.TimeoutExpired):
-                process.wait(15)
+                process.wait(30)
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # and all that it has started
