@@ -1,7 +1,7 @@
 """The tensors of an architecture that the GGUF table knows: every one, and of which shape."""
 
 import itertools
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -52,7 +52,9 @@ def check_by_table(
     """Every module of the architecture in every block, of the right shape; and no other."""
     names = _names(subject)
     used: set[str] = set()
+    places: list[_Place] = []
     for place in _places(architecture, config, names):
+        places.append(place)
         used.update(place.found)
         try:
             said = _other_shape(subject, place, names, config)
@@ -61,7 +63,7 @@ def check_by_table(
         if said is not None:
             yield Finding("error", CHECK, names[place.found[0]], said)
     used.update(_learned(architecture, config, names))
-    if lost := lost_by_table(subject, architecture, config):
+    if lost := _lost(places, architecture, config, names):
         yield Finding("error", CHECK, lost[0], f"{said_lost(lost, config)}; {AGAIN}")
     blocks = subject.blocks
     extra = [
@@ -91,8 +93,17 @@ def lost_by_table(
 ) -> list[str]:
     """Tensors that the architecture needs and that are not there."""
     names = _names(subject)
+    return _lost(_places(architecture, config, names), architecture, config, names)
+
+
+def _lost(
+    places: Iterable["_Place"],
+    architecture: Architecture,
+    config: dict[str, Any],
+    names: Collection[str],
+) -> list[str]:
     lost = []
-    for place in _places(architecture, config, names):
+    for place in places:
         module = place.module
         first = place.suffix == module.ends[0][0]
         if not place.found and first and module.required(config) and module.name not in HEADS:

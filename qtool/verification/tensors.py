@@ -76,16 +76,19 @@ def lacking(subject: Subject) -> tuple[str | None, list[str]]:
 
 def _has_gap(subject: Subject) -> bool:
     """Whether a block lies between others that is not there."""
-    if subject.blocks is None:
-        return False
-    start = subject.blocks.prefix + "."
-    numbers = {
-        number
-        for name in subject.present
-        if name.startswith(start)
-        and (number := number_of(name[len(start) :].split(".", 1)[0])) is not None
-    }
+    numbers = _numbers(subject)
     return bool(numbers) and max(numbers) >= len(numbers)
+
+
+def _numbers(subject: Subject) -> set[int]:
+    """Of the blocks that are there, if only with some of their tensors."""
+    if subject.blocks is None:
+        return set()
+    start = subject.blocks.prefix + "."
+    found = {
+        name[len(start) :].split(".", 1)[0] for name in subject.present if name.startswith(start)
+    }
+    return {number for one in found if (number := number_of(one)) is not None}
 
 
 def _blocks(subject: Subject) -> Iterator[Finding]:
@@ -106,13 +109,8 @@ def _lost_blocks(subject: Subject) -> Iterator[Finding]:
     declared, blocks = structure.layer_count(subject.config), subject.blocks
     if declared is None or blocks is None:
         return
-    start = blocks.prefix + "."
-    there = {
-        number_of(name[len(start) :].split(".", 1)[0])
-        for name in subject.present
-        if name.startswith(start)
-    }
-    lost = declared - sum(1 for n in there if n is not None and n < declared)
+    there = _numbers(subject)
+    lost = declared - sum(1 for n in there if n < declared)
     if lost:
         gaps = (f"{blocks.prefix}.{n}" for n in range(declared) if n not in there)
         first = [*islice(gaps, 3)]
