@@ -41,8 +41,9 @@ NAME = "modelopt"
 CODES = ("weight",)
 NVFP4 = Scheme(4, 16, True, "float8_e4m3", "e2m1", 1, "multiplies")
 _FP8 = Scheme(8, -1, True, "float32", "e4m3", -1)
+WEIGHTS_ALONE = "W4A16_NVFP4"
 _ALGORITHMS = {"FP8": _FP8, "FP8_PER_CHANNEL_PER_TOKEN": _FP8, "NVFP4": NVFP4,
-               "MIXED_PRECISION": NVFP4}  # fmt: skip
+               WEIGHTS_ALONE: NVFP4, "MIXED_PRECISION": NVFP4}  # fmt: skip
 
 
 def scheme_in(module: str, look: Look, found: ArtifactScheme) -> tuple[Scheme, tuple[int, int]]:

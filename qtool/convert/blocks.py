@@ -1,10 +1,12 @@
 """Q4_0, Q4_1 and Q8_0 as integer codes with a scale for every 32 columns, and back; codes of MXFP4
-as they are.
+and NVFP4 as they are.
 
     Q4_0   d:f16  q:u8[16]          w = (q - 8) * d      byte i holds weights i (low) and i + 16
     Q4_1   d:f16  m:f16  q:u8[16]   w = q * d + m        likewise
     Q8_0   d:f16  q:i8[32]          w = q * d
     MXFP4  e:u8   q:u8[16]          w = e2m1(q) * 2^(e - 127)   codes as in Q4_0
+    NVFP4  d:u8[4]  q:u8[32]        w = e2m1(q) * e4m3(d)       64 weights: of each d 16 of them,
+                                                                byte i holds i (low) and i + 8
 
 So Q4_0 holds symmetric codes of up to four bits, Q8_0 whatever is at most 128 off its zero, and
 Q4_1 asymmetric codes where -zero * d, which m has to be, is a float16, and MLX's up to four bits,
@@ -13,13 +15,14 @@ whose offset m is.
 Source: ggml's definition of its block types (ggml-common.h).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from qtool import native_gguf
+from qtool.formats.float_codes import encode
 from qtool.gguf_types import BY_NAME, BlockType
 from qtool.scheme import GroupQuant, Scheme
 
@@ -27,7 +30,7 @@ Bytes = NDArray[np.uint8]
 BLOCK = 32
 Q4_0, Q4_1, Q8_0 = (BY_NAME[name] for name in ("Q4_0", "Q4_1", "Q8_0"))
 TYPES = {block.name: block for block in (Q4_0, Q4_1, Q8_0)}
-MXFP4 = BY_NAME["MXFP4"]
+MXFP4, NVFP4 = BY_NAME["MXFP4"], BY_NAME["NVFP4"]
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,8 @@ def pack(quant: GroupQuant, block: BlockType) -> Bytes:
     """uint8 [out, bytes of a row]. The caller has seen to it that the type holds the codes; scales
     are rounded to float16 where they are wider."""
     rows, columns = quant.shape
+    if block is NVFP4:
+        return _pack_nvfp4(quant)
     count = columns // BLOCK
     out = np.empty((rows, count, block.nbytes), np.uint8)
     if block is MXFP4:
@@ -109,6 +114,33 @@ def pack(quant: GroupQuant, block: BlockType) -> Bytes:
         out[..., 2:4] = spread(quant, offsets(quant)[0]).astype("<f2")[..., None].view(np.uint8)
     out[..., block.nbytes - 16 :] = codes[..., :16] | codes[..., 16:] << np.uint8(4)
     return out.reshape(rows, count * block.nbytes)
+
+
+def _pack_nvfp4(quant: GroupQuant) -> Bytes:
+    """Its second scale, if there is one, is not in them."""
+    rows, columns = quant.shape
+    out = np.empty((rows, columns // NVFP4.weights, NVFP4.nbytes), np.uint8)
+    scales = encode(quant.scale.astype(np.float32), "e4m3")
+    out[..., :4] = scales.reshape(rows, -1, 4)
+    codes = quant.codes.reshape(rows, -1, 4, 16)
+    pairs = codes[..., :8] | codes[..., 8:] << np.uint8(4)
+    out[..., 4:] = pairs.reshape(rows, -1, 32)
+    return out.reshape(rows, -1)
+
+
+def without_second(quant: GroupQuant) -> GroupQuant:
+    """A matrix of NVFP4 as blocks have it: less its second scale."""
+    return replace(quant, scheme=replace(quant.scheme, outer=""), outer=None)
+
+
+def second_scale(quant: GroupQuant) -> np.float32 | None:
+    """What the matrix is multiplied by in the end, as engines take it: float32, of a divisor its
+    reciprocal; None where there is none."""
+    if quant.outer is None:
+        return None
+    outer = np.float32(quant.outer)
+    with np.errstate(divide="ignore"):
+        return np.float32(1) / outer if quant.scheme.outer == "divides" else outer
 
 
 def unpack(raw: Bytes, block: BlockType) -> GroupQuant | None:

@@ -77,6 +77,12 @@ def _read(tensor: HfTensor, number: int) -> BlockMatrix:
     rows = prod(tensor.specs[number].shape[:-1])
     if tensor.module.add or tensor.module.values is not None:
         raise UnsupportedError(f"{tensor.source.name}: blocks to which a number is added")
+    if tensor.source.stored is not None:
+        raise UnsupportedError(
+            f"{tensor.source.name}: is {tensor.type.name} with a second scale by which it is "
+            "multiplied, which becomes codes of no other format to the last bit; dequantize the "
+            "file with --to hf"
+        )
     if tensor.source.type != tensor.type:
         named = ", ".join(one.name for one in tensor.in_file)
         raise UnsupportedError(

@@ -1,8 +1,8 @@
-"""What a checkpoint's matrices become in a GGUF file: Q4_0, Q4_1, Q8_0 or MXFP4, or the reason why
-not.
+"""What a checkpoint's matrices become in a GGUF file: Q4_0, Q4_1, Q8_0, MXFP4 or NVFP4, or the
+reason why not.
 
     symmetric, up to 4 bits     Q4_0      asymmetric and MLX's, up to 4 bits    Q4_1
-    more bits                   Q8_0      MXFP4                                 MXFP4
+    more bits                   Q8_0      MXFP4, NVFP4                          the same
 
 --to gguf-q8_0 makes Q8_0 of all.
 
@@ -10,15 +10,33 @@ Everything else, names, order of rows, metadata and the tokenizer, is what the f
 `qtool quantize` makes of an unquantized checkpoint (qtool.gguf.from_hf).
 """
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from qtool.checkpoint import Checkpoint
-from qtool.convert.blocks import BLOCK, MXFP4, Q4_0, Q4_1, Q8_0, fits_bytes, offsets
+from qtool.convert.blocks import (
+    BLOCK,
+    MXFP4,
+    NVFP4,
+    Q4_0,
+    Q4_1,
+    Q8_0,
+    fits_bytes,
+    offsets,
+    second_scale,
+)
 from qtool.convert.model import Model, Quantized, Tensor
+from qtool.convert.nvfp4 import (
+    Factors,
+    against_matrix,
+    against_tensor,
+    factors_of,
+    is_nvfp4,
+    scale_tensor,
+)
 from qtool.convert.obstacles import ANEW, OFFSETS, ROUNDED, SCALES, Obstacle, refuse
 from qtool.convert.plan import info_of
 from qtool.convert.survey import grouped, has_offsets, in_dtype
@@ -34,6 +52,8 @@ from qtool.layer_names import is_head
 from qtool.runs.progress import Progress
 from qtool.scheme import GroupQuant
 
+_UNEQUAL = "is not as wide as all others that {} is made of"
+
 
 @dataclass(frozen=True)
 class GgufStep:
@@ -46,6 +66,7 @@ class GgufStep:
     order: NDArray[np.int64] | None = None  # which row of the matrix each row is
     against: Mapping[str, Obstacle] | None = None  # by part: what is done because of what
     added: HfRows | None = None  # of a norm to which a number is added
+    factors: Factors | None = None  # NVFP4's second scales, which another tensor holds
 
     def taken_back(self, raw: NDArray[np.uint8]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """A norm's numbers: as the checkpoint has them, and as rows of the file say, all of them,
@@ -63,15 +84,27 @@ def gguf_plan(
     assert model.checkpoint is not None
     source = hf_source(unquantized(model, model.checkpoint))
     by_name = {tensor.name: tensor for tensor in model.quantized}
+    names = {tensor.name for tensor in source.tensors}
     tensors = output_order(source.tensors)
     steps: list[GgufStep] = []
     obstacles: list[Obstacle] = []
     for number in progress.blocks(len(tensors), "tensor"):
         step = _step(target, tensors[number], by_name)
+        if step.factors is not None:
+            step = _with_factors(step, source.architecture, names)
         steps.append(step)
         obstacles += (step.against or {}).values()
     refuse(model.path, target, obstacles, lossy)
-    return source, steps
+    scales = [scale_tensor(s.source, s.factors) for s in steps if s.factors is not None]
+    steps += [GgufStep(scale, scale.type) for scale in scales]
+    there = {step.source.name: step for step in steps}
+    return source, [there[t.name] for t in output_order(step.source for step in steps)]
+
+
+def _with_factors(step: GgufStep, architecture: str, names: Container[str]) -> GgufStep:
+    """The step, as long as llama.cpp makes something good of it; else as Q8_0."""
+    why = against_tensor(step.source, architecture, names)
+    return step if why is None else _as_q8_0(step, why)
 
 
 def unquantized(model: Model, checkpoint: Checkpoint) -> Checkpoint:
@@ -116,13 +149,32 @@ def _step(target: Target, source: SourceTensor, by_name: Mapping[str, Tensor]) -
             np.arange(source.rows, dtype=np.int64), reader.groups, source.rows
         )
     found = {part.name: _looked_at(part, target) for part in parts}
-    types = {kind for kind, _ in found.values()}
+    types = {one.type for one in found.values()}
+    against = {part: one.obstacle for part, one in found.items() if one.obstacle is not None}
+    if NVFP4 in types:
+        return _nvfp4(GgufStep(source, NVFP4, parts, order, against), found)
     type_ = max(types, key=lambda kind: kind.nbytes)  # Q4_1 holds what Q4_0 does
-    against = {part: obstacle for part, (_, obstacle) in found.items() if obstacle is not None}
     if len(types) > 1 and types != {Q4_0, Q4_1}:
-        why = f"is not as wide as all others that {source.name} is made of"
-        against[name] = Obstacle(name, why)
+        against[name] = Obstacle(name, _UNEQUAL.format(source.name))
     return GgufStep(source, type_, parts, order, against)
+
+
+def _nvfp4(step: GgufStep, found: Mapping[str, "_Looked"]) -> GgufStep:
+    """A tensor of which some parts are NVFP4: with their second scales, or as Q8_0."""
+    if any(one.type is not NVFP4 for one in found.values()):
+        said = [obstacle.reason for obstacle in (step.against or {}).values()]
+        return _as_q8_0(step, said[0] if said else _UNEQUAL.format(step.source.name))
+    factors = factors_of(step.source, [one.second for one in found.values()])
+    if isinstance(factors, str):
+        return _as_q8_0(step, factors)
+    return replace(step, factors=factors)
+
+
+def _as_q8_0(step: GgufStep, why: str) -> GgufStep:
+    """The step where NVFP4 does not do."""
+    lossy = None if any(part.shape[1] % BLOCK for part in step.parts) else ANEW
+    against = {part.name: Obstacle(part.name, why, lossy) for part in step.parts}
+    return replace(step, type=Q8_0, against=against, factors=None)
 
 
 def _added(source: SourceTensor, reader: HfRows) -> GgufStep:
@@ -136,16 +188,35 @@ def _added(source: SourceTensor, reader: HfRows) -> GgufStep:
     return replace(step, against={name: Obstacle(name, why, ROUNDED)})
 
 
-def _looked_at(tensor: Tensor, target: Target) -> tuple[BlockType, Obstacle | None]:
-    """The block type of one matrix, and what stands against it."""
+@dataclass(frozen=True)
+class _Looked:
+    """The block type of one matrix, what stands against it, and NVFP4's second scale."""
+
+    type: BlockType
+    obstacle: Obstacle | None
+    second: np.float32 | None = None
+
+
+def _looked_at(tensor: Tensor, target: Target) -> _Looked:
     assert tensor.read is not None
     value = tensor.read()
     quant = in_blocks(value)
     if quant is None:
-        return Q8_0, _in_no_blocks(tensor, value)
-    type_ = _type(quant, target)
+        return _Looked(Q8_0, _in_no_blocks(tensor, value))
     if not np.isfinite(quant.scale).all():
         raise FormatError(f"{tensor.name}: a scale is not finite; the artifact is damaged")
+    if is_nvfp4(quant) and target.layout != "Q8_0":
+        why = against_matrix(quant)
+        obstacle = None if why is None else Obstacle(tensor.name, why, ANEW)
+        return _Looked(NVFP4 if why is None else Q8_0, obstacle, second_scale(quant))
+    return _Looked(*_in_type(tensor, quant, target))
+
+
+def _in_type(
+    tensor: Tensor, quant: GroupQuant, target: Target
+) -> tuple[BlockType, Obstacle | None]:
+    """A matrix whose codes some type has."""
+    type_ = _type(quant, target)
     columns, size = quant.shape[1], quant.scheme.group_size
     if columns % BLOCK:
         reason = f"has {columns} in_features, which blocks of {BLOCK} do not divide"
@@ -194,7 +265,7 @@ def in_blocks(value: Quantized) -> GroupQuant | None:
         return quant
     scheme = value.scheme
     mxfp4 = scheme.book == "e2m1" and scheme.scale_dtype == "e8m0" and scheme.group_size == BLOCK
-    if has_offsets(value) or (mxfp4 and scheme.rows == 1 and not scheme.outer):
+    if has_offsets(value) or is_nvfp4(value) or (mxfp4 and scheme.rows == 1 and not scheme.outer):
         return value
     return None
 
@@ -206,7 +277,7 @@ def _in_no_blocks(tensor: Tensor, value: Quantized) -> Obstacle:
         return Obstacle(tensor.name, reason, ANEW)
     reason = f"is stored as {tensor.stored}, not as whole numbers and scales"
     if isinstance(value, GroupQuant):
-        reason = f"is stored as {tensor.stored}, and of small floats MXFP4 alone becomes GGUF"
+        reason = f"is stored as {tensor.stored}, of whose numbers no type has codes"
     hint = "dequantize it with --to hf, and quantize that"
     return Obstacle(tensor.name, reason, hint=hint)
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from qtool.artifact import Artifact
+from qtool.formats.modelopt import WEIGHTS_ALONE
 
 ACTIVATIONS = "activations"  # the name under which a certificate has them among what is dropped
 _INPUTS = ("input_scale", "input_zero_point", "input_global_scale")
@@ -34,7 +35,7 @@ def activations(artifact: Artifact) -> str | None:
         kinds = {f"float8, {'static' if found.layout == 'static' else 'dynamic'}"}
     elif found.format == "bitsandbytes" and found.scheme is not None:
         kinds = {"int8, dynamic, outliers apart"}
-    elif found.format == "modelopt":
+    elif found.format == "modelopt" and found.layout != WEIGHTS_ALONE:
         kinds = {f"as ModelOpt's {found.layout} does"}
     return "; ".join(sorted(kinds)) or None
 

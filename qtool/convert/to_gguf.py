@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool import __version__, native_gguf
-from qtool.convert.blocks import MXFP4, Q4_0, Q4_1, Q8_0, pack
+from qtool.convert.blocks import MXFP4, NVFP4, Q4_0, Q4_1, Q8_0, pack, without_second
 from qtool.convert.certificate import (
     Certificate,
     Converted,
@@ -28,6 +28,7 @@ from qtool.convert.codes import finite
 from qtool.convert.from_gguf import PROVENANCE
 from qtool.convert.gguf_plan import GgufStep, gguf_plan, in_blocks
 from qtool.convert.model import DTYPE_NAMES, Model, Tensor
+from qtool.convert.nvfp4 import inputs_as_they_are
 from qtool.convert.obstacles import ANEW
 from qtool.convert.pieces import dequantize, spans
 from qtool.convert.request import Request, say_all
@@ -40,8 +41,9 @@ from qtool.gguf.source import QUANTIZATION_VERSION, GgufSource
 from qtool.gguf_types import BlockType
 from qtool.runs.progress import Progress
 from qtool.runs.staging import staged_file
+from qtool.scheme import GroupQuant
 
-FILE_TYPES = {Q4_0: 2, Q4_1: 3, Q8_0: 7, MXFP4: 38}  # general.file_type
+FILE_TYPES = {Q4_0: 2, Q4_1: 3, Q8_0: 7, MXFP4: 38, NVFP4: 39}  # general.file_type
 _AT_ONCE = 1 << 24  # bytes of plain numbers copied in one piece
 
 
@@ -68,6 +70,8 @@ def convert(request: Request, model: Model, progress: Progress) -> Converted:
         assumed=request.assume,
     )
     metadata = _metadata(source, layout_name, provenance(model, certificate))
+    if model.activations is None:
+        metadata |= inputs_as_they_are(s.source.name for s in steps if s.type is NVFP4)
     specs = [TensorSpec(s.source.name, stored_shape(s.source.shape), s.type) for s in steps]
     layout = lay_out(metadata, specs)
     with staged_file(request.out, layout.size, request.replace) as (path, descriptor):
@@ -126,9 +130,12 @@ def _blocks(step: GgufStep, part: Tensor) -> NDArray[np.uint8]:
 def _pieces(
     step: GgufStep, part: Tensor, raw: Callable[[int, int], NDArray[np.uint8]]
 ) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]:
-    """Rows in the file's order, some at a time: as the checkpoint has them, and as `raw` has."""
+    """Rows in the file's order, some at a time: as the checkpoint has them, and as `raw` has. Of
+    NVFP4 both without the second scale."""
     assert part.read is not None
     value = part.read()
+    if step.type is NVFP4 and isinstance(value, GroupQuant):
+        value = without_second(value)
     for first, last in spans(value.shape):
         rows = slice(first, last) if step.order is None else step.order[first:last]
         found = native_gguf.dequantize(raw(first, last), step.type, value.shape[1])

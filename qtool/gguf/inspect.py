@@ -87,7 +87,7 @@ class GgufInspection:
         from qtool.gguf.mixture_table import FILE_TYPES
 
         number = self.integer("general.file_type")
-        names = {kind.number: name for name, kind in FILE_TYPES.items()}
+        names = {kind.number: name for name, kind in FILE_TYPES.items()} | {39: "NVFP4"}
         return None if number is None else names.get(number, f"unknown ({number})")
 
     def text(self, key: str) -> str | None:

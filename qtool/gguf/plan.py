@@ -34,6 +34,7 @@ from qtool.gguf.refusals import (
     requantized,
 )
 from qtool.gguf.scales_size import scales_bytes
+from qtool.gguf.second_scales import with_scales
 from qtool.gguf.source import QUANTIZATION_VERSION, GgufSource, SourceTensor
 from qtool.gguf_types import FLOATS
 from qtool.plan import notes, unmatched
@@ -124,6 +125,7 @@ def make_gguf_plan(
     )
     refuse_floats(source, planned, recipe)
     lossy = requantized(source, planned, requantize)
+    source, planned = _multiplied(source, planned)
     if recipe.sweeps and not any(one.swept and layer_of(one.name) >= 0 for one in planned):
         refuse_sweep(source, planned, recipe)
     calibration = recipe.calibration if recipe.calibrates and importance is None else None
@@ -154,6 +156,15 @@ def make_gguf_plan(
         seconds,
         scales_bytes(recipe, planned) if scaled is None else 0,
     )
+
+
+def _multiplied(
+    source: GgufSource, planned: tuple[PlannedTensor, ...]
+) -> tuple[GgufSource, tuple[PlannedTensor, ...]]:
+    """What is encoded anew with its second scale in its numbers; what is copied keeps it apart."""
+    source = with_scales(source, {tensor.name for tensor in planned if tensor.copied})
+    left = {tensor.name: tensor for tensor in source.tensors}
+    return source, tuple(replace(t, source=left[t.name]) for t in planned if t.name in left)
 
 
 def _roughly(value: Value) -> int:

@@ -38,6 +38,7 @@ class SourceTensor:
     order: row numbers here -> those in the tensors of `origin`, laid one after another; None where
     they are the same. columns: which column of those each one is, None where it is the same.
     growth: what rows are multiplied by, None where it is nothing.
+    stored: the type that the file has, where read() gives another.
     """
 
     name: str  # blk.0.attn_q.weight
@@ -50,6 +51,12 @@ class SourceTensor:
     columns: NDArray[np.int64] | None = None
     cut: Cut | None = None
     growth: Factor | None = None
+    stored: BlockType | None = None
+
+    @property
+    def in_file(self) -> BlockType:
+        """The type that the file has."""
+        return self.stored or self.type
 
     @property
     def in_features(self) -> int:

@@ -29,6 +29,7 @@ from qtool.gguf.hf_tensor import PLAIN, HfTensor, floats_of, stored_again, taken
 from qtool.gguf.hf_tensors import ALWAYS_FLOAT32
 from qtool.gguf.joined import Part, joined
 from qtool.gguf.kinds import stored_shape
+from qtool.gguf.second_scales import with_scales
 from qtool.gguf.source import GgufSource, SourceTensor
 from qtool.gguf.to_hf_biases import check_biases
 from qtool.gguf.to_hf_classes import class_of
@@ -48,6 +49,7 @@ class HfModel:
     tensors: tuple[HfTensor, ...]
     dropped: tuple[tuple[str, str], ...]
     dtype: str  # of the matrices: F16, BF16 or F32
+    source: GgufSource  # what it was planned from, second scales multiplied in
 
 
 def hf_model(source: GgufSource, dtype: str | None = None, usual: str | None = None) -> HfModel:
@@ -58,6 +60,7 @@ def hf_model(source: GgufSource, dtype: str | None = None, usual: str | None = N
     where the file lacks a tensor or has one that no module of the table is.
     """
     check_way_back(source)
+    source = with_scales(source)
     row = TABLE[class_of(source)]
     tensors = {tensor.name: tensor for tensor in source.tensors}
     vectors = {}
@@ -76,7 +79,8 @@ def hf_model(source: GgufSource, dtype: str | None = None, usual: str | None = N
     check_biases(row, completed, tensors.keys(), source)
     found = list(_tensors(source, row, completed, tensors, wanted, keep=dtype is None))
     used = {tensor.name for one in found for tensor in one.in_file}
-    dropped = [(name, "rope settings of config.json say the same") for name in vectors]
+    dropped = [*source.dropped]
+    dropped += [(name, "rope settings of config.json say the same") for name in vectors]
     unread = {f"{name}.weight" for name in gguf_names(row.passed_over, completed).values()}
     dropped += [(name, NOTHING_READS) for name in tensors if name in unread]
     for name in tensors:
@@ -84,7 +88,7 @@ def hf_model(source: GgufSource, dtype: str | None = None, usual: str | None = N
             raise FormatError(
                 f"{source.path}: no module of {config['architectures'][0]} is the tensor {name!r}"
             )
-    return HfModel(config, tuple(found), tuple(dropped), wanted)
+    return HfModel(config, tuple(found), tuple(dropped), wanted, source)
 
 
 def _usual_dtype(source: GgufSource) -> str:
@@ -92,7 +96,7 @@ def _usual_dtype(source: GgufSource) -> str:
     sizes: dict[str, int] = {}
     for tensor in source.tensors:
         if len(tensor.shape) > 1:
-            dtype = PLAIN.get(tensor.type, "F16")
+            dtype = PLAIN.get(tensor.in_file, "F16")
             sizes[dtype] = sizes.get(dtype, 0) + prod(tensor.shape)
     return max(sizes, key=lambda name: sizes[name], default="F32")
 
@@ -224,7 +228,7 @@ def _dtype_of(tensor: SourceTensor, module: Module, dtype: str, keep: bool, bias
         or tensor.name.endswith(ALWAYS_FLOAT32)
     )
     if not widened:
-        return PLAIN.get(tensor.type, dtype) if keep else dtype
+        return PLAIN.get(tensor.in_file, dtype) if keep else dtype
     there = floats_of(tensor, 0, tensor.rows).reshape(tensor.shape)
     values = taken_back(there, module)
     # Rates of a checkpoint in float16 are rounded once more, and no others come back as they are.

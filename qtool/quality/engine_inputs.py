@@ -24,6 +24,7 @@ from qtool.calibrating.weights import Weights
 from qtool.errors import FormatError
 from qtool.formats.bitsandbytes import threshold_of
 from qtool.formats.compressed_tensors_config import group_of
+from qtool.formats.modelopt import WEIGHTS_ALONE
 from qtool.gguf.weights import GgufWeights
 from qtool.gguf_types import BlockType
 from qtool.quality import activations as known
@@ -106,6 +107,8 @@ def _arguments(
 def _of_modelopt(artifact: Artifact, module: str, scheme: Scheme) -> Mapping[str, Any] | None:
     """ModelOpt quantizes inputs like weights; in a mixture, where an input_scale says so."""
     algorithm = artifact.found.layout
+    if algorithm == WEIGHTS_ALONE:
+        return None
     if algorithm == "FP8_PER_CHANNEL_PER_TOKEN":
         return {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True}
     if algorithm == "MIXED_PRECISION" and _input(module) not in artifact.checkpoint.tensors:

@@ -54,14 +54,19 @@ def verify_gguf(
         def steps(count: int) -> Iterable[int]:
             return range(count) if progress is None else progress.blocks(count, "step")
 
-        sums = gguf_values.add_up(file, source, threads, steps)
         checks.append("values")
+        numbers = file
+        try:
+            numbers, source = gguf_values.multiplied(file, source)
+        except QtoolError as problem:
+            findings.append(Finding("error", "values", "", str(problem)))
+        sums = gguf_values.add_up(numbers, source, threads, steps)
         findings += gguf_values.check_values(sums)
         layers: list[LayerError] = []
         if source is not None:
             checks += ["against", "layer-error", "provenance"]
             checks += [unlike_settings.CHECK, unlike_settings.VOCABULARY]
-            findings += gguf_values.check_against(file, source)
+            findings += gguf_values.check_against(numbers, source)
             findings += gguf_settings.check_settings(file, source)
             findings += gguf_settings.check_vocabulary(file, source)
             findings += gguf_values.check_errors(sums, _made_up(path, file))

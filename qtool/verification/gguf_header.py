@@ -8,6 +8,7 @@ from qtool.formats.gguf_values import Kind, Value
 from qtool.gguf.architectures.shapes import has_mlp
 from qtool.gguf.source import GgufSource
 from qtool.verification.finding import Finding
+from qtool.verification.gguf_scales import check_scales
 from qtool.verification.gguf_tensors import check_tensors, integer, row_of
 
 _NEEDED = ("block_count", "embedding_length")
@@ -157,5 +158,6 @@ def _length(metadata: Mapping[str, Value], key: str) -> int | None:
 CHECKS: tuple[tuple[str, Callable[[GgufSource], Iterator[Finding]]], ...] = (
     ("keys", check_keys),
     ("tensors", check_tensors),
+    ("scales", check_scales),
     ("tokenizer", check_tokenizer),
 )
