@@ -55,7 +55,8 @@ def convert(request: Request, model: Model, progress: Progress) -> Converted:
         )
     with progress.stage("survey"):
         source, steps = gguf_plan(request.target, model, request.lossy, progress)
-        say_all(source.warnings, progress)
+        warnings = (*source.warnings, *_inverted(model, steps))
+        say_all(warnings, progress)
         rounded = [one for step in steps for one in _rounded(step)]
     types = Counter(step.type for step in steps if step.parts)
     layout_name = types.most_common(1)[0][0]
@@ -92,8 +93,19 @@ def convert(request: Request, model: Model, progress: Progress) -> Converted:
         tensors=len(steps),
         size_bytes=layout.size,
         dequantized={},
-        warnings=(*model.warnings, *source.warnings),
+        warnings=(*model.warnings, *warnings),
     )
+
+
+def _inverted(model: Model, steps: list[GgufStep]) -> list[str]:
+    """A sentence where a checkpoint divides by second scales."""
+    count = sum(step.factors is not None for step in steps)
+    if not count or model.format != "compressed-tensors":
+        return []
+    return [
+        f"second scales of {count} matrices are divisors, and stored as what llama.cpp multiplies "
+        "by, as vLLM does: 1 / x in float32, so that numbers may differ in their last bit"
+    ]
 
 
 def _metadata(source: GgufSource, usual: BlockType, record: dict[str, Any]) -> dict[str, Value]:
