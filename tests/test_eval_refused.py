@@ -71,8 +71,18 @@ def test_a_broken_artifact_does_not_pass(
         found = call("eval", broken, *common, *more)
         assert found.status == 1 and found.out == ""
         assert f"{broken}: " in found.err and said in found.err
-    found = call("compare", root / "awq", broken, "--against", "tiny", *common)
+    found = call("compare", broken, "--against", "tiny", *common)
     assert found.status == 1 and found.out == "" and said in found.err
+    found = call("compare", broken, root / "awq", "--against", "tiny", *common)
+    measured = json.loads(found.out)  # the others are
+    assert found.status == 1 and [Path(a["artifact"]).name for a in measured["artifacts"]] == [
+        "awq"
+    ]
+    (failed,) = measured["failed"]
+    assert failed["artifact"] == str(broken) and said in failed["error"]
+    plain = call("compare", root / "awq", broken, "--against", "tiny", *common[:-1])
+    assert plain.status == 1 and str(root / "awq") in plain.out and str(broken) not in plain.out
+    assert plain.err.splitlines()[-1].startswith("error: ") and said in plain.err.splitlines()[-1]
 
 
 def test_what_is_not_finite_fails() -> None:

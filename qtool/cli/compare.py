@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from qtool.errors import QtoolError, SourceError
+
 if TYPE_CHECKING:
     from qtool.quality.evaluate import Evaluation
 
@@ -48,27 +50,33 @@ def compare(
     if plot is not None:
         _check_plot(plot)
     progress = Progress(quiet=json_)
+    failed: dict[Path, QtoolError] = {}
     found = evaluate(
-        [resolve(artifact, progress) for artifact in artifacts],
+        [*dict.fromkeys(resolve(artifact, progress) for artifact in artifacts)],
         resolve(against, progress),
         chosen,
         threads or default_threads(),
         progress,
         cache=cache,
+        failed=failed,
     )
     best = front(found)
     if json_:
         rows = [one.json() | {"front": one.artifact in best} for one in found]
-        typer.echo(json.dumps({"against": against, "artifacts": rows}, allow_nan=False))
+        left = [{"artifact": str(path), "error": str(error)} for path, error in failed.items()]
+        said = {"against": against, "artifacts": rows, "failed": left}
+        typer.echo(json.dumps(said, allow_nan=False))
     else:
         _print(found, best)
     if plot is not None:  # last: should it fail, the figures are there
         _write_plot(plot, svg(found))
+    for error in failed.values():
+        typer.echo(f"error: {error}", err=True)
+    if failed:
+        raise typer.Exit(1)
 
 
 def _check_plot(plot: Path) -> None:
-    from qtool.errors import SourceError
-
     if plot.suffix.lower() in (".png", ".jpg", ".jpeg", ".pdf"):
         raise SourceError(f"--plot {plot}: an SVG is written; name it {plot.with_suffix('.svg')}")
     if plot.exists() or plot.is_symlink():
@@ -80,8 +88,6 @@ def _check_plot(plot: Path) -> None:
 
 
 def _write_plot(plot: Path, content: str) -> None:
-    from qtool.errors import SourceError
-
     try:
         with plot.open("x", encoding="utf-8") as file:
             try:

@@ -14,7 +14,7 @@ tools/perplexity/perplexity.cpp.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +29,7 @@ from qtool.calibrating.texts import read_text
 from qtool.calibrating.tokenizing import tokenize, tokenized
 from qtool.calibrating.weights import Weights
 from qtool.checkpoint import Checkpoint
-from qtool.errors import SourceError, UsageError
+from qtool.errors import QtoolError, SourceError, UsageError
 from qtool.formats.gguf_file import GgufFile
 from qtool.gguf.architectures import TABLE
 from qtool.gguf.importance import bos_of, first_token
@@ -118,11 +118,13 @@ def evaluate(
     *,
     cache: bool = True,
     device: "Device | None" = None,
+    failed: dict[Path, QtoolError] | None = None,
 ) -> list[Evaluation]:
     """Evaluate each artifact over the same windows; the reference is run once. Of several it is
     said which is measured; several have a reference.
 
-    device: that does the work; None: the CPU.
+    device: that does the work; None: the CPU. failed: is filled with artifacts whose numbers turn
+    out to be no good, as long as there are others; None: the first ends it.
     """
     import torch
 
@@ -152,10 +154,11 @@ def evaluate(
                 if reference.cached is not None:
                     progress.say(f"reference: {reference.cached}")
         found = []
+        left = _Left(failed, len(artifacts), progress)
         for number, (path, one) in enumerate(zip(artifacts, ready, strict=True), 1):
             if len(artifacts) > 1:
                 progress.say(f"measuring {number} of {len(artifacts)}: {path}")
-            with one.files:
+            with left.without(path), one.files:
                 with progress.stage("forward"):
                     run = forward(
                         one.skeleton, one.rounded, tokens, threads, progress, keep=False,
@@ -164,11 +167,31 @@ def evaluate(
                 torch.set_num_threads(threads)
                 with progress.stage("compare"):
                     measured = metrics.measure(tokens, protocol.positions, run, reference, progress)
-            size = size_of(path)
-            cost = size / size_of(against) if against is not None else 1.0
-            row = {**metrics.summary(measured, cost), **_where(tokens, protocol, run)}
-            found.append(Evaluation(str(path), size, row))
+                size = size_of(path)
+                cost = size / size_of(against) if against is not None else 1.0
+                row = {**metrics.summary(measured, cost), **_where(tokens, protocol, run)}
+                found.append(Evaluation(str(path), size, row))
     return found
+
+
+@dataclass(frozen=True)
+class _Left:
+    """What becomes of artifacts that fail as they are measured: see `failed` of evaluate()."""
+
+    failed: dict[Path, QtoolError] | None
+    count: int  # of all artifacts
+    progress: Progress
+
+    @contextmanager
+    def without(self, path: Path) -> Iterator[None]:
+        """Goes on without an artifact that fails, as long as there are others."""
+        try:
+            yield
+        except QtoolError as error:
+            if self.failed is None or len(self.failed) + 1 == self.count:
+                raise
+            self.failed[path] = error
+            self.progress.say(f"{path} cannot be measured: {error}")
 
 
 def _where(tokens: NDArray[np.int64], protocol: Protocol, run: Forward) -> dict[str, Any]:
