@@ -1,5 +1,6 @@
 """Texts, chunks and their digest."""
 
+import csv
 import hashlib
 import json
 import os
@@ -168,6 +169,31 @@ def test_a_completion_follows_its_prompt(tmp_path: Path) -> None:
     lines.append({"text": "c", "prompt": "d", "completion": "e"})
     path.write_text("\n".join(map(json.dumps, lines)))
     assert read(path) == ["2 + 2 = 4\nb\nc"]
+
+
+@pytest.mark.parametrize(("name", "between"), [("texts.csv", ","), ("texts.TSV", "\t")])
+def test_a_column_of_a_table_is_texts(name: str, between: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    rows = [("id", "text"), ("1", 'one, "two"'), ("2", "three\nlines\n"), ("3", "")]
+    with path.open("w", newline="") as file:
+        csv.writer(file, delimiter=between).writerows(rows)
+    assert "".join(read_text(path)) == 'one, "two"\nthree\nlines\n\n'
+    path.write_text(between.join(("prompt", "completion")) + "\n" + between.join(("a", "b")) + "\n")
+    assert "".join(read_text(path)) == "ab"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("id,words\n1,one\n", ":2: expected a column named text .*; found id, words; a file named"),
+        ('text\n"one\n', r": not CSV \(unexpected end of data\)"),
+    ],
+)
+def test_tables_without_text(content: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "texts.csv"
+    path.write_text(content)
+    with pytest.raises(SourceError, match=said):
+        "".join(read_text(path))
 
 
 @pytest.mark.parametrize("at_once", [1, 3, 1000])

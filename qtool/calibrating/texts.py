@@ -4,6 +4,8 @@ a text file        one text
 JSONL              a line is {"text": ...}, {"prompt": ..., "completion": ...}, one behind the
                    other, or a chat (qtool.calibrating.chats). Texts that follow each other are
                    joined by newlines; a chat is a piece of its own
+CSV, TSV           a row is {"text": ...} or {"prompt": ..., "completion": ...}, by the names in the
+                   first line; joined as those of JSONL
 a hub dataset      such a file of it
 nothing            Python's own help texts
 
@@ -13,6 +15,7 @@ A text comes some at a time, since it may be longer than memory.
 """
 
 import codecs
+import csv
 import io
 import json
 from collections.abc import Callable, Iterable, Iterator
@@ -27,6 +30,8 @@ from qtool.errors import SourceError, UnsupportedError
 
 JSONL = (".jsonl", ".ndjson", ".json")
 _TEXT = (".txt", ".text", ".md", *JSONL)
+_TABLES = {".csv": ",", ".tsv": "\t"}
+_LONGEST_CELL = 1 << 30  # characters
 TOPICS = "pydoc_data.topics"
 _AT_ONCE = 1 << 18  # bytes that are read together
 Text = Iterable[str]  # of which a part follows the other
@@ -144,6 +149,9 @@ def _blocks(path: Path) -> Iterator[bytes]:
 
 
 def _pieces(path: Path, text: Iterator[str]) -> Iterator[Piece]:
+    if path.suffix.lower() in _TABLES:
+        yield _joined(_rows(path, text))
+        return
     if path.suffix.lower() not in JSONL:
         yield text
         return
@@ -199,6 +207,25 @@ def _records(path: Path, text: Iterator[str]) -> Iterator[str | Chat]:
                 f"{where}: its text has half of a surrogate pair, which is no character"
             ) from None
         yield found
+
+
+def _rows(path: Path, text: Iterator[str]) -> Iterator[str]:
+    """The texts of a table."""
+    csv.field_size_limit(_LONGEST_CELL)
+    lines = (line + "\n" for line in _lines(text))
+    rows = csv.DictReader(lines, delimiter=_TABLES[path.suffix.lower()], strict=True)
+    try:
+        for row in rows:
+            found = _text_of(row)
+            if found is None:
+                raise SourceError(
+                    f"{path}:{rows.line_num}: expected a column named text (or prompt and "
+                    f"completion); found {', '.join(map(str, rows.fieldnames or ()))[:80]}; a file "
+                    "named .txt is read as it is"
+                )
+            yield found
+    except csv.Error as error:
+        raise SourceError(f"{path}:{rows.line_num}: not CSV ({error})") from None
 
 
 def _text_of(record: Any) -> str | None:
