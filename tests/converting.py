@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import quantizing
 from numpy.typing import NDArray
@@ -91,3 +92,35 @@ def said_of(file: Path) -> dict[str, Any]:
         record = json.loads(opened.metadata["qtool.provenance"].value)
     found: dict[str, Any] = record["conversions"][-1]
     return found
+
+
+def types(file: Path) -> dict[str, str]:
+    with GgufFile.open(file) as opened:
+        return {name: info.type.name for name, info in opened.tensors.items()}
+
+
+def their_order(values: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
+    """The rows of q and k as llama.cpp rotates them: neighbours instead of halves."""
+    rows, columns = values.shape
+    halves = values.reshape(heads, 2, rows // heads // 2, columns)
+    return halves.swapaxes(1, 2).reshape(rows, columns)
+
+
+def assert_read_alike(file: Path, source: Path) -> None:
+    """Matrices of blocks and the embedding, as gguf-py reads them."""
+    theirs = {}
+    for tensor in gguf.GGUFReader(file).tensors:
+        theirs[tensor.name] = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+    for name, values in numbers(source).items():
+        if name == "model.embed_tokens.weight":
+            np.testing.assert_array_equal(theirs["token_embd.weight"], values)
+        if values.ndim == 2 and "layers" in name:
+            block, part = name.split(".")[2], name.split(".")[-2]
+            ours = {
+                "q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v",
+                "o_proj": "attn_output", "gate_proj": "ffn_gate", "up_proj": "ffn_up",
+                "down_proj": "ffn_down",
+            }[part]  # fmt: skip
+            if part in ("q_proj", "k_proj"):
+                values = their_order(values, 4 if part == "q_proj" else 2)
+            np.testing.assert_array_equal(theirs[f"blk.{block}.{ours}.weight"], values)
