@@ -77,6 +77,8 @@ def test_encoding_anew_multiplies_by_it(made: tuple[Path, Path], tmp_path: Path)
     out = quantized(file, tmp_path / "q8.gguf", recipe="q8_0")
     found = types(out)
     assert found["blk.0.ffn_up.weight"] == "Q8_0" and "blk.0.ffn_up.scale" not in found
+    with GgufFile.open(out) as opened:
+        assert not [key for key in opened.metadata if "tensor_extra" in key]
     there = their_numbers(file)["blk.0.ffn_up.weight"]
     here = their_numbers(out)["blk.0.ffn_up.weight"]
     assert np.linalg.norm(here - there) < 0.01 * np.linalg.norm(there)
@@ -90,6 +92,10 @@ def test_matrices_that_are_copied_keep_it(made: tuple[Path, Path], tmp_path: Pat
     found = types(out)
     assert found["blk.0.ffn_up.weight"] == "NVFP4" and found["blk.0.ffn_up.scale"] == "F32"
     assert found["blk.0.attn_q.weight"] == "Q6_K" and "blk.0.attn_q.scale" not in found
+    with GgufFile.open(out) as opened:
+        told = list(opened.metadata["general.tensor_extra.name"].value)
+        assert sorted(told) == [f"blk.0.ffn_{one}.weight" for one in ("down", "gate", "up")]
+        assert list(opened.metadata["general.tensor_extra.prec_a4"].value) == [False] * 3
     np.testing.assert_array_equal(
         values(out, "blk.0.ffn_up.weight"), values(file, "blk.0.ffn_up.weight")
     )

@@ -5,13 +5,12 @@ matrix, becomes a tensor of its own, as convert_hf_to_gguf.py has it: a float32,
 (compressed-tensors) the reciprocal, which is what vLLM computes of it, too.
 """
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from qtool.convert.blocks import NVFP4, second_scale
-from qtool.formats.gguf_values import Kind, Value, array, strings
 from qtool.gguf.second_scales import WEIGHT, is_applied, name_of
 from qtool.gguf.source import SourceTensor
 from qtool.gguf_types import F32
@@ -74,13 +73,3 @@ def scale_tensor(tensor: SourceTensor, factors: Factors) -> SourceTensor:
         return factors.view(np.uint8).reshape(1, -1)[first:last]
 
     return SourceTensor(name_of(tensor.name), factors.shape, F32, read)
-
-
-def inputs_as_they_are(names: Iterable[str]) -> dict[str, Value]:
-    """The keys that say that inputs of these tensors have no four bits, which llama.cpp gives those
-    of NVFP4 on Blackwell GPUs otherwise."""
-    found = sorted(names)
-    if not found:
-        return {}
-    told = array(Kind.BOOL, [False] * len(found))
-    return {"general.tensor_extra.name": strings(found), "general.tensor_extra.prec_a4": told}

@@ -28,7 +28,6 @@ from qtool.convert.codes import finite
 from qtool.convert.from_gguf import PROVENANCE
 from qtool.convert.gguf_plan import GgufStep, gguf_plan, in_blocks
 from qtool.convert.model import DTYPE_NAMES, Model, Tensor
-from qtool.convert.nvfp4 import inputs_as_they_are
 from qtool.convert.obstacles import ANEW
 from qtool.convert.pieces import dequantize, spans
 from qtool.convert.request import Request, say_all
@@ -37,6 +36,7 @@ from qtool.formats.gguf_file import GgufFile
 from qtool.formats.gguf_values import Value, string, u32
 from qtool.formats.gguf_writer import GgufWriter, Layout, TensorSpec, lay_out
 from qtool.gguf.kinds import stored_shape
+from qtool.gguf.second_scales import inputs_of
 from qtool.gguf.source import QUANTIZATION_VERSION, GgufSource
 from qtool.gguf_types import BlockType
 from qtool.runs.progress import Progress
@@ -72,7 +72,7 @@ def convert(request: Request, model: Model, progress: Progress) -> Converted:
     )
     metadata = _metadata(source, layout_name, provenance(model, certificate))
     if model.activations is None:
-        metadata |= inputs_as_they_are(s.source.name for s in steps if s.type is NVFP4)
+        metadata |= inputs_of({s.source.name: False for s in steps if s.type is NVFP4})
     specs = [TensorSpec(s.source.name, stored_shape(s.source.shape), s.type) for s in steps]
     layout = lay_out(metadata, specs)
     with staged_file(request.out, layout.size, request.replace) as (path, descriptor):

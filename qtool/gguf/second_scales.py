@@ -20,10 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool.errors import FormatError
+from qtool.formats.gguf_values import Kind, Value, array, strings
 from qtool.gguf.source import GgufSource, SourceTensor, as_floats
 from qtool.gguf_types import BY_NAME, F32
 
 NVFP4 = BY_NAME["NVFP4"]
+OF_TENSORS, FOUR_BITS = "general.tensor_extra.name", "general.tensor_extra.prec_a4"
 SCALE, INPUT_SCALE, WEIGHT = ".scale", ".input_scale", ".weight"
 
 _ATTENTION = ("attn_q", "attn_k", "attn_v", "attn_qkv", "attn_output")
@@ -146,4 +148,32 @@ def with_scales(source: GgufSource, kept: Container[str] = ()) -> GgufSource:
         return source
     left = names - {name for name, _ in gone}
     tensors = tuple(views.get(t.name, t) for t in source.tensors if t.name in left)
-    return replace(source, tensors=tensors, dropped=(*source.dropped, *gone))
+    return replace(
+        source,
+        metadata=_without(source.metadata, views),
+        tensors=tensors,
+        dropped=(*source.dropped, *gone),
+    )
+
+
+def _without(metadata: Mapping[str, Value], names: Container[str]) -> Mapping[str, Value]:
+    """What the keys say of inputs, less these tensors."""
+    given, told = metadata.get(OF_TENSORS), metadata.get(FOUR_BITS)
+    if given is None or told is None or {given.kind, told.kind} != {Kind.ARRAY}:
+        return metadata
+    left = [
+        (name, one) for name, one in zip(given.value, told.value, strict=False) if name not in names
+    ]
+    others = {key: value for key, value in metadata.items() if key not in (OF_TENSORS, FOUR_BITS)}
+    return others | inputs_of(dict(left))
+
+
+def inputs_of(told: Mapping[str, bool]) -> dict[str, Value]:
+    """The keys that say whether inputs of tensors of NVFP4 may have four bits: llama.cpp gives them
+    these on Blackwell GPUs where it is not said that they may not."""
+    if not told:
+        return {}
+    return {
+        OF_TENSORS: strings(list(told)),
+        FOUR_BITS: array(Kind.BOOL, list(told.values())),
+    }
