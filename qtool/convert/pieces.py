@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from qtool.convert.blocks import BlockMatrix
 from qtool.convert.model import Quantized
+from qtool.dequantize import dequantize as native_dequantize
 from qtool.expert_stack import ExpertStack
 from qtool.scheme import GroupQuant
 
@@ -29,7 +30,7 @@ def dequantize(value: Quantized, rows: Rows) -> NDArray[np.float32]:
     if isinstance(value, BlockMatrix):
         return replace(value, raw=np.ascontiguousarray(value.raw[rows])).dequantize()
     if isinstance(value, GroupQuant):
-        return value.rows(rows).dequantize()
+        return native_dequantize(value.rows(rows))
     if isinstance(value, ExpertStack) and isinstance(rows, slice):
         first, last, _ = rows.indices(value.shape[0])
         return value.rows(first, last)
