@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from qtool import methods
 from qtool.checkpoint import Checkpoint
+from qtool.dequantize import dequantize
 from qtool.formats.safetensors_file import to_float32
 from qtool.methods import rtn
 from qtool.plan.planned import Planned
@@ -72,7 +73,7 @@ def quantize_rows(
             whole.append(_Whole(planned, packed))
         else:
             whole[0].put(first // step, packed)
-        back = quant.dequantize()
+        back = dequantize(quant)
         here = reported[(reported >= first) & (reported < last)] - first
         lost = weight - back
         return _squares(weight), _squares(lost), weight[here], back[here]

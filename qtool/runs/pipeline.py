@@ -19,6 +19,7 @@ from qtool import methods, structure
 from qtool.calibrating.allocator import give_back
 from qtool.calibrating.calibration import check_length
 from qtool.checkpoint import Checkpoint
+from qtool.dequantize import dequantize
 from qtool.methods import rtn
 from qtool.plan.engines import ROUNDED_SCALES
 from qtool.plan.experts import as_quantized
@@ -243,7 +244,7 @@ def _quantize_each(
         with methods.named(planned.name):
             quant = rtn.quantize(weight, None, planned.action, options, 1, rounding).quant
         sink.quantized(planned, quant)
-        found = quant.dequantize()
+        found = dequantize(quant)
         coarse = layer_errors.coarseness(weight, found, planned.action)
         error = _norms(weight, found)
         return LayerReport(planned.name, str(planned.action), error, WEIGHTS, coarse)
@@ -295,7 +296,7 @@ def _pool(threads: int) -> Iterator[ThreadPoolExecutor]:
 
 def frobenius_error(weight: NDArray[np.float32], quant: GroupQuant) -> float:
     """Norm of W - Q over the norm of W; 0 for a zero matrix."""
-    return _norms(weight, quant.dequantize())
+    return _norms(weight, dequantize(quant))
 
 
 def _norms(weight: NDArray[np.float32], found: NDArray[np.float32]) -> float:
