@@ -174,18 +174,23 @@ def test_a_completion_follows_its_prompt(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("name", "between"), [("texts.csv", ","), ("texts.TSV", "\t")])
 def test_a_column_of_a_table_is_texts(name: str, between: str, tmp_path: Path) -> None:
     path = tmp_path / name
-    rows = [("id", "text"), ("1", 'one, "two"'), ("2", "three\nlines\n"), ("3", "")]
+    rows = [("id", "text"), ("1", 'one, "two"'), ("2", "three\n\nlines\n"), (), ("3", "")]
     with path.open("w", newline="") as file:
         csv.writer(file, delimiter=between).writerows(rows)
-    assert "".join(read_text(path)) == 'one, "two"\nthree\nlines\n\n'
-    path.write_text(between.join(("prompt", "completion")) + "\n" + between.join(("a", "b")) + "\n")
-    assert "".join(read_text(path)) == "ab"
+    assert "".join(read_text(path)) == 'one, "two"\nthree\n\nlines\n\n'
+    assert "".join(read_text(path, raw=True)) == 'one, "two"\nthree\n\nlines\n\n'
+    path.write_text("\ufeff" + between.join(("prompt", "completion")) + "\n" + f"a{between}b\n")
+    assert "".join(read_text(path)) == "".join(read_text(path, raw=True)) == "ab"
 
 
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("id,words\n1,one\n", ":2: expected a column named text .*; found id, words; a file named"),
+        ("id,words\n1,one\n", ": expected a column named text .*; found id, words; a file named"),
+        ("text,text\n1,one\n", "once; found text, text"),
+        ("", r": expected a column named text"),
+        ("text\nHello, world\n", ":2: 2 columns, expected 1; what has a separator in it has to"),
+        ("id,text\n1,one\n2\n", ":3: 1 columns, expected 2"),
         ('text\n"one\n', r": not CSV \(unexpected end of data\)"),
     ],
 )

@@ -1,6 +1,7 @@
 """`qtool convert` of NVFP4 to GGUF: codes and scales as they are, second scales beside them."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ from nvfp4_models import model, rounded, their_numbers
 from safetensors.torch import load_file, save_file
 
 from qtool.artifact import Artifact
-from qtool.errors import UnsupportedError
+from qtool.convert import nvfp4
+from qtool.convert.blocks import second_scale
+from qtool.errors import FormatError, UnsupportedError
 from qtool.formats.gguf_file import GgufFile
 from qtool.gguf.open import open_source
 from qtool.gguf.weights import gguf_weights
@@ -35,7 +38,8 @@ def stored(artifact: Path, name: str) -> GroupQuant:
 def test_codes_and_scales_are_those_of_the_checkpoint(tiny: Path, tmp_path: Path) -> None:
     file = tmp_path / "file.gguf"
     made = converted(tiny, "gguf", file)
-    assert made.certificate.exact and "second scales of 7 matrices are divisors" in made.warnings[0]
+    assert made.certificate.exact and made.certificate.last_bit == 7
+    assert made.certificate.kept.endswith("but for the last bit of those of 7 matrices")
     quant = stored(tiny, "model.layers.0.mlp.down_proj.weight")
     assert quant.outer is not None and quant.scheme.outer == "divides"
     with GgufFile.open(file) as opened:
@@ -84,11 +88,8 @@ def test_inputs_stay_as_they_are_where_the_checkpoint_leaves_them(
         assert not [name for name in opened.tensors if name.endswith("input_scale")]
 
 
-@pytest.mark.parametrize(("algorithm", "told"), [("NVFP4", False), ("W4A16_NVFP4", True)])
-def test_modelopts_second_scales_are_kept_to_the_bit(
-    algorithm: str, told: bool, tiny: Path, tmp_path: Path
-) -> None:
-    folder = tmp_path / "modelopt"
+def modelopt(tiny: Path, folder: Path, algorithm: str) -> Path:
+    """The same matrices as ModelOpt stores them, with second scales of many bits."""
     folder.mkdir()
     for file in tiny.iterdir():
         if file.suffix == ".json" and "qtool" not in file.name:
@@ -105,10 +106,19 @@ def test_modelopts_second_scales_are_kept_to_the_bit(
         "quant_method": "modelopt", "quant_algo": algorithm, "ignore": ["lm_head"],
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize(("algorithm", "told"), [("NVFP4", False), ("W4A16_NVFP4", True)])
+def test_modelopts_second_scales_are_kept_to_the_bit(
+    algorithm: str, told: bool, tiny: Path, tmp_path: Path
+) -> None:
+    folder = modelopt(tiny, tmp_path / "modelopt", algorithm)
     file = run(folder, "gguf", tmp_path / "file.gguf")
     with GgufFile.open(file) as opened:
         second = opened.read_rows("blk.0.ffn_up.scale", 0, 1).view(np.float32)
         assert ("general.tensor_extra.prec_a4" in opened.metadata) is told
+    tensors = load_file(folder / "model.safetensors")
     there = tensors["model.layers.0.mlp.up_proj.weight_scale_2"].numpy()
     assert second == there and there.dtype == np.float32
 
@@ -165,3 +175,40 @@ def test_scales_below_zero_have_no_place(tmp_path: Path) -> None:
     (source / "qtool.json").unlink()
     with pytest.raises(UnsupportedError, match=r"up_proj.weight has scales below zero"):
         run(source, "gguf", tmp_path / "file.gguf")
+
+
+@pytest.mark.parametrize("outer", [np.inf, np.nan, 0.0, 1e-40])
+def test_second_scales_that_are_none(outer: float, tiny: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "damaged"
+    shutil.copytree(tiny, folder)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.0.mlp.up_proj.weight_global_scale"].fill_(outer)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    for lossy in (False, True):
+        with pytest.raises(FormatError, match=r"up_proj.weight: its second scale is .* damaged"):
+            run(folder, "gguf", tmp_path / "file.gguf", lossy=lossy)
+
+
+def test_numbers_that_are_others_are_found(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(quant: GroupQuant) -> np.float32 | None:
+        found = second_scale(quant)
+        return None if found is None else np.float32(1.00001) * found
+
+    monkeypatch.setattr(nvfp4, "second_scale", wrong)
+    with pytest.raises(FormatError, match="reads back as other numbers than the checkpoint's"):
+        run(tiny, "gguf", tmp_path / "file.gguf")
+    assert not (tmp_path / "file.gguf").exists()
+
+
+def test_inputs_of_some_matrices_are_rounded(tiny: Path, tmp_path: Path) -> None:
+    """ModelOpt's mixtures say it by the scale of a matrix's inputs."""
+    folder = modelopt(tiny, tmp_path / "modelopt", "MIXED_PRECISION")
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.0.mlp.up_proj.input_scale"] = torch.tensor(0.01)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    file = run(folder, "gguf", tmp_path / "file.gguf")
+    with GgufFile.open(file) as opened:
+        told = list(opened.metadata["general.tensor_extra.name"].value)
+    assert len(told) == 6 and "blk.0.ffn_up.weight" not in told

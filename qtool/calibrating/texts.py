@@ -213,17 +213,21 @@ def _rows(path: Path, text: Iterator[str]) -> Iterator[str]:
     """The texts of a table."""
     csv.field_size_limit(_LONGEST_CELL)
     lines = (line + "\n" for line in _lines(text))
-    rows = csv.DictReader(lines, delimiter=_TABLES[path.suffix.lower()], strict=True)
+    rows = csv.reader(lines, delimiter=_TABLES[path.suffix.lower()], strict=True)
     try:
-        for row in rows:
-            found = _text_of(row)
-            if found is None:
+        names = [name.removeprefix("\ufeff") for name in next(rows, [])]
+        if _text_of(dict.fromkeys(names, "")) is None or len({*names}) < len(names):
+            raise SourceError(
+                f"{path}: expected a column named text (or prompt and completion), once; found "
+                f"{', '.join(names)[:80]}; a file named .txt is read as it is"
+            )
+        for row in filter(None, rows):  # an empty line is none
+            if len(row) != len(names):
                 raise SourceError(
-                    f"{path}:{rows.line_num}: expected a column named text (or prompt and "
-                    f"completion); found {', '.join(map(str, rows.fieldnames or ()))[:80]}; a file "
-                    "named .txt is read as it is"
+                    f"{path}:{rows.line_num}: {len(row)} columns, expected {len(names)}; what has "
+                    "a separator in it has to stand in quotes"
                 )
-            yield found
+            yield str(_text_of(dict(zip(names, row, strict=True))))
     except csv.Error as error:
         raise SourceError(f"{path}:{rows.line_num}: not CSV ({error})") from None
 

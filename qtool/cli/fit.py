@@ -38,7 +38,7 @@ def fit(
     ] = None,
     calibration: Annotated[
         str | None,
-        typer.Option(help="text, JSONL (texts, chats) or YAML of several, or a hub dataset"),
+        typer.Option(help="text, JSONL (texts, chats), CSV, YAML of several, or a hub dataset"),
     ] = None,
     samples: Annotated[
         int | None, typer.Option(min=1, help="samples of the text; 16 by default")

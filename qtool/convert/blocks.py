@@ -139,7 +139,7 @@ def second_scale(quant: GroupQuant) -> np.float32 | None:
     if quant.outer is None:
         return None
     outer = np.float32(quant.outer)
-    with np.errstate(divide="ignore"):
+    with np.errstate(divide="ignore", over="ignore"):
         return np.float32(1) / outer if quant.scheme.outer == "divides" else outer
 
 

@@ -89,11 +89,14 @@ class Certificate:
     rounded: Sequence[Rounded]
     dropped: Sequence[tuple[str, str]] = ()
     assumed: str | None = None
+    last_bit: int = 0  # matrices whose scales are multiplied in another order, or by a reciprocal
 
     @property
     def kept(self) -> str:
         """What the comparison found, in words."""
         said = f"all {self.compared} tensors read back and compared: the same numbers"
+        if self.last_bit:
+            said += f", but for the last bit of those of {self.last_bit} matrices"
         if self.rounded:
             said = f"{len(self.rounded)} of {self.compared} tensors are not the same numbers"
         if any(name == ACTIVATIONS for name, _ in self.dropped):
@@ -118,6 +121,8 @@ class Certificate:
         }
         if self.dropped:
             record["dropped"] = [{"name": name, "reason": why} for name, why in self.dropped]
+        if self.last_bit:
+            record["last_bit"] = self.last_bit
         if self.assumed is not None:
             record["assumed"] = self.assumed
         return record

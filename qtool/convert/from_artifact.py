@@ -18,6 +18,7 @@ from qtool.errors import FormatError, UnsupportedError
 from qtool.expert_stack import ExpertStack
 from qtool.formats.compressed_tensors_transforms import turns
 from qtool.formats.safetensors_file import DTYPE_BITS
+from qtool.quality.input_arguments import input_arguments
 from qtool.scheme import Scheme
 from qtool.stored_config import plain_config, quantization_config
 
@@ -83,6 +84,11 @@ def artifact_model(path: Path, assume: str | None) -> Model:
         side_files=partial(_side_files, checkpoint),
         checkpoint=checkpoint,
         activations=inputs,
+        rounds_inputs=frozenset(
+            entry.name
+            for entry in kept
+            if input_arguments(artifact, entry.module, entry.scheme) is not None
+        ),
         dropped=(*lost.named(inputs), *dropped),
         warnings=lost.warnings(inputs, dropped),
     )

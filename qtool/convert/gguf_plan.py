@@ -26,13 +26,13 @@ from qtool.convert.blocks import (
     Q8_0,
     fits_bytes,
     offsets,
-    second_scale,
 )
 from qtool.convert.model import Model, Quantized, Tensor
 from qtool.convert.nvfp4 import (
     Factors,
     against_matrix,
     against_tensor,
+    checked_second,
     factors_of,
     is_nvfp4,
     scale_tensor,
@@ -206,9 +206,9 @@ def _looked_at(tensor: Tensor, target: Target) -> _Looked:
     if not np.isfinite(quant.scale).all():
         raise FormatError(f"{tensor.name}: a scale is not finite; the artifact is damaged")
     if is_nvfp4(quant) and target.layout != "Q8_0":
-        why = against_matrix(quant)
+        why, second = against_matrix(quant), checked_second(tensor.name, quant)
         obstacle = None if why is None else Obstacle(tensor.name, why, ANEW)
-        return _Looked(NVFP4 if why is None else Q8_0, obstacle, second_scale(quant))
+        return _Looked(NVFP4 if why is None else Q8_0, obstacle, second)
     return _Looked(*_in_type(tensor, quant, target))
 
 

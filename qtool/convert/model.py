@@ -62,6 +62,7 @@ class Model:
     checkpoint: Checkpoint | None = None  # where it is one
     group_size: int | None = None  # of the artifact that this one says it was made from
     activations: str | None = None  # how engines quantize inputs of its matrices, where they do
+    rounds_inputs: frozenset[str] = frozenset()  # names of these matrices
     dropped: tuple[tuple[str, str], ...] = ()
     warnings: tuple[str, ...] = ()
 

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool.convert.blocks import NVFP4, second_scale
-from qtool.gguf.second_scales import WEIGHT, is_applied, name_of
+from qtool.errors import FormatError
+from qtool.gguf.second_scales import ends_it, is_forgotten, is_loaded, is_own, name_of
 from qtool.gguf.source import SourceTensor
 from qtool.gguf_types import F32
 from qtool.scheme import GroupQuant
@@ -29,14 +30,20 @@ def is_nvfp4(quant: GroupQuant) -> bool:
 
 def against_matrix(quant: GroupQuant) -> str | None:
     """What stands against one matrix, whatever it becomes a part of."""
-    columns, second = quant.shape[1], second_scale(quant)
+    columns = quant.shape[1]
     if columns % NVFP4.weights:
         return f"has {columns} in_features, which blocks of {NVFP4.weights} do not divide"
     if np.signbit(quant.scale).any():
         return "has scales below zero, which blocks of NVFP4 do not hold"
-    if second is not None and not np.isfinite(second):
-        return f"has a second scale of {quant.outer:.3g}, which float32 cannot divide by"
     return None
+
+
+def checked_second(name: str, quant: GroupQuant) -> np.float32 | None:
+    """second_scale(); FormatError where it is no number to multiply by."""
+    found = second_scale(quant)
+    if found is not None and not (np.isfinite(found) and np.isfinite(np.float32(quant.outer))):
+        raise FormatError(f"{name}: its second scale is {quant.outer}; the artifact is damaged")
+    return found
 
 
 def factors_of(tensor: SourceTensor, seconds: Sequence[np.float32 | None]) -> Factors | str | None:
@@ -54,14 +61,14 @@ def factors_of(tensor: SourceTensor, seconds: Sequence[np.float32 | None]) -> Fa
 
 def against_tensor(tensor: SourceTensor, architecture: str, names: Container[str]) -> str | None:
     """Why llama.cpp makes nothing good of a tensor with second scales; names: of all tensors."""
-    if name_of(tensor.name) in names:
+    if is_own(architecture, name_of(tensor.name)):
         return f"has a second scale, and {name_of(tensor.name)} is something else to {architecture}"
-    if not is_applied(architecture, tensor.name):
+    if not is_loaded(tensor.name) or is_forgotten(architecture, tensor.name):
         return (
             f"has a second scale, which llama.cpp does not multiply by in {tensor.name} of "
             f"{architecture}, so that it would write nonsense"
         )
-    if tensor.name.removesuffix(WEIGHT) + ".bias" in names and ".ffn_" in tensor.name:
+    if ends_it(names, tensor.name):
         return "has a second scale and a bias, at which llama.cpp ends"
     return None
 

@@ -36,14 +36,15 @@ from qtool.formats.gguf_file import GgufFile
 from qtool.formats.gguf_values import Value, string, u32
 from qtool.formats.gguf_writer import GgufWriter, Layout, TensorSpec, lay_out
 from qtool.gguf.kinds import stored_shape
-from qtool.gguf.second_scales import inputs_of
+from qtool.gguf.second_scales import MOSTLY_NVFP4, inputs_of
 from qtool.gguf.source import QUANTIZATION_VERSION, GgufSource
 from qtool.gguf_types import BlockType
 from qtool.runs.progress import Progress
 from qtool.runs.staging import staged_file
 from qtool.scheme import GroupQuant
 
-FILE_TYPES = {Q4_0: 2, Q4_1: 3, Q8_0: 7, MXFP4: 38, NVFP4: 39}  # general.file_type
+FILE_TYPES = {Q4_0: 2, Q4_1: 3, Q8_0: 7, MXFP4: 38, NVFP4: MOSTLY_NVFP4}  # general.file_type
+_LAST_BITS = 2.0**-22  # of a float32, two products of which are rounded
 _AT_ONCE = 1 << 24  # bytes of plain numbers copied in one piece
 
 
@@ -55,8 +56,7 @@ def convert(request: Request, model: Model, progress: Progress) -> Converted:
         )
     with progress.stage("survey"):
         source, steps = gguf_plan(request.target, model, request.lossy, progress)
-        warnings = (*source.warnings, *_inverted(model, steps))
-        say_all(warnings, progress)
+        say_all(source.warnings, progress)
         rounded = [one for step in steps for one in _rounded(step)]
     types = Counter(step.type for step in steps if step.parts)
     layout_name = types.most_common(1)[0][0]
@@ -69,10 +69,10 @@ def convert(request: Request, model: Model, progress: Progress) -> Converted:
         rounded=rounded,
         dropped=(*model.dropped, *source.dropped),
         assumed=request.assume,
+        last_bit=sum(len(step.parts) for step in steps if step.factors is not None),
     )
     metadata = _metadata(source, layout_name, provenance(model, certificate))
-    if model.activations is None:
-        metadata |= inputs_of({s.source.name: False for s in steps if s.type is NVFP4})
+    metadata |= inputs_of({s.source.name: False for s in steps if _leaves_inputs(s, model)})
     specs = [TensorSpec(s.source.name, stored_shape(s.source.shape), s.type) for s in steps]
     layout = lay_out(metadata, specs)
     with staged_file(request.out, layout.size, request.replace) as (path, descriptor):
@@ -93,19 +93,13 @@ def convert(request: Request, model: Model, progress: Progress) -> Converted:
         tensors=len(steps),
         size_bytes=layout.size,
         dequantized={},
-        warnings=(*model.warnings, *warnings),
+        warnings=(*model.warnings, *source.warnings),
     )
 
 
-def _inverted(model: Model, steps: list[GgufStep]) -> list[str]:
-    """A sentence where a checkpoint divides by second scales."""
-    count = sum(step.factors is not None for step in steps)
-    if not count or model.format != "compressed-tensors":
-        return []
-    return [
-        f"second scales of {count} matrices are divisors, and stored as what llama.cpp multiplies "
-        "by, as vLLM does: 1 / x in float32, so that numbers may differ in their last bit"
-    ]
+def _leaves_inputs(step: GgufStep, model: Model) -> bool:
+    """Whether it is NVFP4 whose inputs engines of the checkpoint do not round."""
+    return step.type is NVFP4 and not any(part.name in model.rounds_inputs for part in step.parts)
 
 
 def _metadata(source: GgufSource, usual: BlockType, record: dict[str, Any]) -> dict[str, Value]:
@@ -233,7 +227,7 @@ def _compare_step(file: GgufFile, step: GgufStep) -> None:
             same = np.array_equal(read(0, rows), _blocks(step, part))
         else:
             same = all(np.array_equal(*pair) for pair in _pieces(step, part, read))
-        if not same:
+        if not (same and _near(step, part, read)):
             raise FormatError(
                 f"{part.name}: reads back as other numbers than the checkpoint's; this is an "
                 "error of qtool"
@@ -246,6 +240,23 @@ def _compare_step(file: GgufFile, step: GgufStep) -> None:
         for first, plain in _plain_rows(step):
             if not np.array_equal(file.read_rows(name, first, first + len(plain)), plain):
                 raise FormatError(f"{name}: reads back differently; the disk or memory is faulty")
+
+
+def _near(step: GgufStep, part: Tensor, read: Callable[[int, int], NDArray[np.uint8]]) -> bool:
+    """Whether numbers are the checkpoint's, but for their last bit, second scale and all."""
+    if step.factors is None:
+        return True
+    assert part.read is not None
+    number = step.parts.index(part) if len(step.factors) > 1 else 0
+    value, factor = part.read(), step.factors[number]
+    for first, last in spans(value.shape):
+        there = dequantize(
+            value, slice(first, last) if step.order is None else step.order[first:last]
+        )
+        here = native_gguf.dequantize(read(first, last), step.type, value.shape[1]) * factor
+        if not (np.abs(here - there) <= np.float32(_LAST_BITS) * np.abs(there)).all():
+            return False
+    return True
 
 
 def _read(file: GgufFile, name: str, start: int, first: int, last: int) -> NDArray[np.uint8]:

@@ -22,10 +22,12 @@ from qtool.diff.sides import CheckpointSide, Item, Side, Stored, flat
 from qtool.formats.gguf_file import GgufFile
 from qtool.formats.gguf_values import Kind
 from qtool.fused_experts import apart_as
-from qtool.gguf.hf_tensor import HfTensor, put_back
+from qtool.gguf.from_gguf import gguf_source
+from qtool.gguf.hf_tensor import HfTensor, floats_of, put_back
 from qtool.gguf.inspect import gguf_models, plain
 from qtool.gguf.open import open_source
-from qtool.gguf.source import GgufSource
+from qtool.gguf.second_scales import SCALE, scales_in, with_scales
+from qtool.gguf.source import GgufSource, SourceTensor
 from qtool.gguf.statistics import numbers
 from qtool.gguf.to_hf import HfModel, hf_model
 from qtool.gguf_types import BY_NAME
@@ -34,9 +36,12 @@ from qtool.scheme import GroupQuant
 
 @dataclass(frozen=True)
 class GgufSide:
-    """See Side."""
+    """See Side. `views` are matrices that are read with their second scale, which the other side
+    does not keep apart."""
 
     file: GgufFile
+    views: Mapping[str, SourceTensor] = field(default_factory=dict)
+    gone: frozenset[str] = frozenset()  # tensors that are part of these
 
     @property
     def path(self) -> Path:
@@ -63,10 +68,13 @@ class GgufSide:
         return {
             name: Item(name, i.shape, i.type.name, _scheme(i.type.name), i.nbytes)
             for name, i in self.file.tensors.items()
+            if name not in self.gone
         }
 
     def stored(self, name: str) -> list[Stored]:
         info = self.file.tensors[name]
+        if name in self.views:
+            return [Stored("with a second scale", 0, lambda *_: np.empty(0, np.uint8))]
 
         def read(first: int, count: int) -> NDArray[np.uint8]:
             raw = np.empty(count, np.uint8)
@@ -80,6 +88,8 @@ class GgufSide:
 
     def rows(self, name: str, first: int, last: int) -> NDArray[Any]:
         info = self.file.tensors[name]
+        if name in self.views:
+            return floats_of(self.views[name], first, last)
         raw = self.file.read_rows(name, first, last)
         return numbers(raw.reshape(-1), info.type).reshape(last - first, info.in_features)
 
@@ -144,8 +154,28 @@ def open_sides(a: Path, b: Path) -> tuple[Side, Side]:
     kinds = [bool(gguf_models(path)) for path in (a, b)]
     mixed = kinds[0] != kinds[1]
     first, second = (_open(path, gguf, mixed) for path, gguf in zip((a, b), kinds, strict=True))
+    if isinstance(first, GgufSide) and isinstance(second, GgufSide):
+        return _scaled_as(first, second), _scaled_as(second, first)
     first, second = _alone_as(first, second), _alone_as(second, first)
     return _apart_as(first, second), _apart_as(second, first)
+
+
+def _scaled_as(side: GgufSide, other: GgufSide) -> GgufSide:
+    """A file with second scales in its matrices, but for those that the other has apart, too."""
+    own, there = _second_scales(side), _second_scales(other)
+    if not own - there:
+        return side
+    source = gguf_source(side.file)
+    seen = {tensor.name: tensor for tensor in with_scales(source, there).tensors}
+    views = {name: seen[name] for name in own - there}
+    return replace(side, views=views, gone=frozenset(side.file.tensors.keys() - seen.keys()))
+
+
+def _second_scales(side: GgufSide) -> set[str]:
+    """The matrices that have one."""
+    if not any(name.endswith(SCALE) for name in side.file.tensors):
+        return set()
+    return {tensor.name for tensor, _ in scales_in(gguf_source(side.file))}
 
 
 def _alone_as(side: Side, other: Side) -> Side:

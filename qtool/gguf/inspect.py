@@ -85,9 +85,10 @@ class GgufInspection:
     def file_type(self) -> str | None:
         """general.file_type by its name."""
         from qtool.gguf.mixture_table import FILE_TYPES
+        from qtool.gguf.second_scales import MOSTLY_NVFP4
 
         number = self.integer("general.file_type")
-        names = {kind.number: name for name, kind in FILE_TYPES.items()} | {39: "NVFP4"}
+        names = {kind.number: name for name, kind in FILE_TYPES.items()} | {MOSTLY_NVFP4: "NVFP4"}
         return None if number is None else names.get(number, f"unknown ({number})")
 
     def text(self, key: str) -> str | None:
@@ -251,7 +252,7 @@ def tensor_row(info: TensorInfo) -> dict[str, Any]:
 
 def tensor_detail(file: GgufFile, name: str) -> dict[str, Any]:
     """One tensor, read: its row, its place, and what its weights are like."""
-    from qtool.gguf.statistics import histograms, statistics
+    from qtool.gguf.statistics import histograms, second_scales, statistics
 
     info = file.tensors.get(name)
     if info is None:
@@ -261,4 +262,6 @@ def tensor_detail(file: GgufFile, name: str) -> dict[str, Any]:
         raise SourceError(f"{file.path}: has no tensor {name!r}{hint}")
     place = {"file": info.file.name, "offset": info.start}
     found = statistics(file, info)
+    if (factors := second_scales(file, info)) is not None:
+        found["second_scale_range"] = [float(factors.min()), float(factors.max())]
     return tensor_row(info) | place | found | histograms(file, info, found)

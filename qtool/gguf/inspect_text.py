@@ -219,6 +219,10 @@ def detail_lines(detail: Mapping[str, Any]) -> list[str]:
         ]
     if detail["not_finite"]:
         lines.append(f"  not finite       {detail['not_finite']:,}")
+    if "second_scale_range" in detail:
+        low, high = detail["second_scale_range"]
+        span = f"{low:.6g}" if low == high else f"{low:.6g} to {high:.6g}"
+        lines.append(f"  second scale     {span}, by which values are multiplied")
     if "scales" in detail:
         lines += scale_lines(detail["scales"])
     return lines

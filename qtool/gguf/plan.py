@@ -21,7 +21,7 @@ from qtool.formats.gguf_values import Kind, Value, string, u32
 from qtool.gguf import estimate
 from qtool.gguf.kinds import EMBEDDINGS, HEAD, head_of, layer_of, model_facts
 from qtool.gguf.levels import SWEPT
-from qtool.gguf.mixture_table import FILE_TYPES, FileType
+from qtool.gguf.mixture_table import FILE_TYPES
 from qtool.gguf.mixtures import Choice, choose, needs_importance
 from qtool.gguf.plan_warnings import warnings
 from qtool.gguf.planned import GgufPlan, PlannedTensor
@@ -34,7 +34,7 @@ from qtool.gguf.refusals import (
     requantized,
 )
 from qtool.gguf.scales_size import scales_bytes
-from qtool.gguf.second_scales import with_scales
+from qtool.gguf.second_scales import MOSTLY_NVFP4, with_scales
 from qtool.gguf.source import QUANTIZATION_VERSION, GgufSource, SourceTensor
 from qtool.gguf_types import FLOATS
 from qtool.plan import notes, unmatched
@@ -226,17 +226,22 @@ def _swept(recipe: GgufRecipe, tensor: SourceTensor, choice: Choice, head: str) 
     return recipe.sweeps and matrix and choice.type != tensor.type and choice.type.name in SWEPT
 
 
-def _named(recipe: GgufRecipe, tensors: Sequence[PlannedTensor]) -> FileType:
-    """What the file says it is: as convert_hf_to_gguf.py, where experts stay as they were trained
-    in a file of plain numbers."""
-    kept = any(tensor.copied and tensor.type.name == "MXFP4" for tensor in tensors)
+def _named(recipe: GgufRecipe, tensors: Sequence[PlannedTensor]) -> int:
+    """general.file_type: as convert_hf_to_gguf.py has it, where experts stay as they were trained
+    in a file of plain numbers, or most is copied that was NVFP4."""
+    kept = [tensor for tensor in tensors if tensor.copied]
+    copied = sum(tensor.parameters for tensor in kept if tensor.type.name == "NVFP4")
+    if 2 * copied > sum(tensor.parameters for tensor in tensors):
+        return MOSTLY_NVFP4
     plain = recipe.file_type.default in FLOATS
-    return FILE_TYPES["MXFP4_MOE"] if kept and plain else recipe.file_type
+    if plain and any(tensor.type.name == "MXFP4" for tensor in kept):
+        return FILE_TYPES["MXFP4_MOE"].number
+    return recipe.file_type.number
 
 
 def _metadata(
     recipe: GgufRecipe,
-    file_type: FileType,
+    file_type: int,
     source: GgufSource,
     importance: Importance | None,
     scaled: Scales | None,
@@ -246,7 +251,7 @@ def _metadata(
     """The source's keys, llama-quantize's, ours. A key that is set again moves to the end."""
     added = {
         "general.quantization_version": u32(QUANTIZATION_VERSION),
-        "general.file_type": u32(file_type.number),
+        "general.file_type": u32(file_type),
     }
     if importance is not None and importance.entries:
         if importance.file is not None:

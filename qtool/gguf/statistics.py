@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from qtool.formats.gguf_file import GgufFile
 from qtool.formats.gguf_header import TensorInfo
+from qtool.gguf.from_gguf import gguf_source
+from qtool.gguf.second_scales import factors_of, name_of, scales_in
 from qtool.gguf_types import BY_NAME, BlockType
 
 if TYPE_CHECKING:
@@ -26,8 +28,27 @@ _NUMPY = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "I8": "<i1", "I16": "<i2", 
 
 
 def pieces(file: GgufFile, info: TensorInfo) -> Iterator[NDArray[Any]]:
-    """The weights in the order of storage, some at a time: [n] of float or int."""
-    return (numbers(raw, info.type) for raw in _raw(file, info))
+    """The weights in the order of storage, some at a time: [n] of float or int; with the second
+    scale of their matrix, where there is one."""
+    factors, at = second_scales(file, info), 0
+    for raw in _raw(file, info):
+        found = numbers(raw, info.type)
+        if factors is not None:
+            each = info.size // len(factors)
+            found = found * factors[np.arange(at, at + len(found)) // each]
+        at += len(found)
+        yield found
+
+
+def second_scales(file: GgufFile, info: TensorInfo) -> NDArray[np.float32] | None:
+    """Those of the matrices of a tensor; None where it has none. FormatError where they are no
+    such."""
+    if name_of(info.name) not in file.tensors:
+        return None
+    for tensor, scale in scales_in(gguf_source(file)):
+        if tensor.name == info.name:
+            return factors_of(tensor, scale, str(file.path))
+    return None
 
 
 def _raw(file: GgufFile, info: TensorInfo) -> Iterator[NDArray[np.uint8]]:

@@ -42,6 +42,7 @@ from qtool.gguf.importance import Squares
 from qtool.gguf.kinds import layer_of
 from qtool.gguf.planned import PlannedTensor
 from qtool.gguf.recipe import GgufRecipe
+from qtool.gguf.second_scales import with_scales
 from qtool.gguf.source import GgufSource
 from qtool.gguf.swept_files import OUTSIDE, SweptFiles
 from qtool.gguf.swept_parts import beside, cost_by, is_in_order, parts_of
@@ -133,7 +134,7 @@ class Sweeping:
 
     def take_names(self, source: GgufSource) -> None:
         """Tensors are made of those of the checkpoint that `source` says."""
-        known = {tensor.name: tensor for tensor in source.tensors}
+        known = {tensor.name: tensor for tensor in with_scales(source).tensors}
         self.files.tensors = {
             index: [replace(tensor, source=known[tensor.name]) for tensor in tensors]
             for index, tensors in self.files.tensors.items()

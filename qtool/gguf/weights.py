@@ -107,7 +107,7 @@ def gguf_weights(source: GgufSource) -> Iterator[tuple[GgufWeights, GgufSource]]
             (Path(folder) / name).write_bytes(content)
         weights = GgufWeights(source.path, Path(folder), model.config, tensors, places)
         try:
-            yield weights, with_origins(model.source, model)
+            yield weights, with_origins(source, model)
         except QtoolError as error:
             # Nobody knows the temporary folder; what is wrong with it is so of the file.
             raise type(error)(str(error).replace(folder, str(source.path))) from error

@@ -23,12 +23,11 @@ from qtool.artifact import Artifact
 from qtool.calibrating.weights import Weights
 from qtool.errors import FormatError
 from qtool.formats.bitsandbytes import threshold_of
-from qtool.formats.compressed_tensors_config import group_of
-from qtool.formats.modelopt import WEIGHTS_ALONE
 from qtool.gguf.weights import GgufWeights
 from qtool.gguf_types import BlockType
 from qtool.quality import activations as known
 from qtool.quality.activations import Rounding
+from qtool.quality.input_arguments import input_arguments, input_scale
 from qtool.quality.rounded_inputs import Activations, Kept
 from qtool.quality.weights import ArtifactWeights
 from qtool.scheme import Scheme
@@ -61,7 +60,7 @@ def declared(artifact: Artifact) -> Activations:
     found: dict[str, Rounding] = {}
     left: dict[str, None] = {}  # a set in the order of finding
     for name, entry in artifact.entries.items():
-        arguments = _arguments(artifact, entry.module, entry.scheme)
+        arguments = input_arguments(artifact, entry.module, entry.scheme)
         if arguments is None:
             continue
         rounding = _rounding(artifact, entry.module, arguments)
@@ -81,46 +80,6 @@ def declared(artifact: Artifact) -> Activations:
         elif scheme.get("dynamic") is not True:
             left |= dict.fromkeys(_without_scale(artifact))
     return Activations(found, kept, tuple(left))
-
-
-def _arguments(
-    artifact: Artifact, module: str, scheme: Scheme | str | None
-) -> Mapping[str, Any] | None:
-    """QuantizationArgs of a matrix's input; None where it is not rounded."""
-    if not isinstance(scheme, Scheme):
-        return None
-    if artifact.found.format == "compressed-tensors":
-        return group_of(module, artifact.found).activations
-    if artifact.found.format == "fp8":
-        if artifact.found.layout == "static":
-            return {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False}
-        size = scheme.group_size
-        strategy = {"strategy": "group", "group_size": size} if size > 0 else {"strategy": "token"}
-        return {"num_bits": 8, "type": "float", "dynamic": True, **strategy}
-    if artifact.found.format == "qserve":
-        return {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True}
-    if artifact.found.format == "modelopt":
-        return _of_modelopt(artifact, module, scheme)
-    return None
-
-
-def _of_modelopt(artifact: Artifact, module: str, scheme: Scheme) -> Mapping[str, Any] | None:
-    """ModelOpt quantizes inputs like weights; in a mixture, where an input_scale says so."""
-    algorithm = artifact.found.layout
-    if algorithm == WEIGHTS_ALONE:
-        return None
-    if algorithm == "FP8_PER_CHANNEL_PER_TOKEN":
-        return {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True}
-    if algorithm == "MIXED_PRECISION" and _input(module) not in artifact.checkpoint.tensors:
-        return None
-    if scheme.bits == 8:
-        return {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False}
-    runs = {"strategy": "tensor_group", "group_size": 16, "dynamic": "local"}
-    return {"num_bits": 4, "type": "float", **runs}
-
-
-def _input(module: str) -> str:
-    return f"{module}.input_scale"
 
 
 def _cache_scheme(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -148,14 +107,14 @@ def _rounding(artifact: Artifact, module: str, arguments: Mapping[str, Any]) -> 
         if (kind, bits, runs, dynamic) != ("float", 4, 16, "local"):
             return None
         if artifact.found.format == "modelopt":  # which stores what to multiply by
-            return known.nvfp4(1.0 / _stored(artifact, _input(module)))
+            return known.nvfp4(1.0 / _stored(artifact, input_scale(module)))
         return known.nvfp4(_stored(artifact, f"{module}.input_global_scale"))
     if strategy == "tensor":
         if dynamic:  # one scale for whatever tokens come together: here, those of a window
             if dynamic is not True or bits != 8 or arguments.get("symmetric", True) is False:
                 return None
             return known.fp8_together() if kind == "float" else known.whole_together(bits)
-        scale = _stored(artifact, _input(module))
+        scale = _stored(artifact, input_scale(module))
         if kind == "float":
             return known.stored_fp8(scale) if bits == 8 else None
         zeros = arguments.get("symmetric", True) is False

@@ -188,8 +188,11 @@ class _Left:
         try:
             yield
         except QtoolError as error:
-            if self.failed is None or len(self.failed) + 1 == self.count:
+            if self.failed is None:
                 raise
+            if len(self.failed) + 1 == self.count:
+                said = [*map(str, self.failed.values()), str(error)]
+                raise type(error)("; ".join(said)) from error
             self.failed[path] = error
             self.progress.say(f"{path} cannot be measured: {error}")
 

@@ -67,7 +67,7 @@ class Calibration(Table):
 
     source: str | None = Field(
         default=None,
-        description="text, JSONL (texts, chats), YAML of several, or a hub dataset; default: "
+        description="text, JSONL (texts, chats), CSV, YAML of several, or a hub dataset; default: "
         "pydoc_data.topics",
     )
     samples: int = Field(default=128, ge=1, le=1_000_000)

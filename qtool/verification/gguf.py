@@ -11,7 +11,14 @@ from qtool.gguf.source import GgufSource
 from qtool.gguf_types import BY_NAME
 from qtool.runs import embedded
 from qtool.runs.progress import Progress
-from qtool.verification import gguf_header, gguf_settings, gguf_values, made_up, unlike_settings
+from qtool.verification import (
+    gguf_header,
+    gguf_scales,
+    gguf_settings,
+    gguf_values,
+    made_up,
+    unlike_settings,
+)
 from qtool.verification.finding import Finding, LayerError, Verdict
 
 
@@ -57,7 +64,7 @@ def verify_gguf(
         checks.append("values")
         numbers = file
         try:
-            numbers, source = gguf_values.multiplied(file, source)
+            numbers, source = gguf_scales.multiplied(file, source)
         except QtoolError as problem:
             findings.append(Finding("error", "values", "", str(problem)))
         sums = gguf_values.add_up(numbers, source, threads, steps)

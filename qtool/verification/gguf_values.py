@@ -17,7 +17,6 @@ from qtool.gguf.hf_tensor import floats_of
 from qtool.gguf.kinds import stored_shape
 from qtool.gguf.pieces import CACHED_WEIGHTS, Pieces
 from qtool.gguf.planned import PlannedTensor
-from qtool.gguf.second_scales import scales_in, with_scales
 from qtool.gguf.source import GgufSource, SourceTensor
 from qtool.gguf.workers import in_order
 from qtool.gguf_types import BY_NAME, FLOATS, BlockType
@@ -74,14 +73,6 @@ class Sums:
     def of(self, sums: NDArray[np.float64], number: int) -> float:
         """The total of one tensor."""
         return float(sums[self.pieces.of(number)].sum())
-
-
-def multiplied(file: GgufSource, source: GgufSource | None) -> tuple[GgufSource, GgufSource | None]:
-    """Matrices with their second scales, but for those that both keep apart; FormatError where
-    these are no such."""
-    own = {tensor.name for tensor, _ in scales_in(file)}
-    both = own & {tensor.name for tensor, _ in scales_in(source)} if source is not None else ()
-    return with_scales(file, both), source and with_scales(source, both)
 
 
 def add_up(
