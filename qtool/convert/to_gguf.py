@@ -36,7 +36,8 @@ from qtool.formats.gguf_file import GgufFile
 from qtool.formats.gguf_values import Value, string, u32
 from qtool.formats.gguf_writer import GgufWriter, Layout, TensorSpec, lay_out
 from qtool.gguf.kinds import stored_shape
-from qtool.gguf.second_scales import MOSTLY_NVFP4, inputs_of
+from qtool.gguf.mixture_table import MOSTLY_NVFP4
+from qtool.gguf.second_scales import inputs_of
 from qtool.gguf.source import QUANTIZATION_VERSION, GgufSource
 from qtool.gguf_types import BlockType
 from qtool.runs.progress import Progress

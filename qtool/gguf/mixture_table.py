@@ -37,6 +37,7 @@ _FILE_TYPES = (
     ("IQ4_NL", 25, "IQ4_NL"), ("IQ4_XS", 30, "IQ4_XS"), ("TQ1_0", 36, "TQ1_0"),
     ("TQ2_0", 37, "TQ2_0"), ("MXFP4_MOE", 38, "MXFP4"), ("Q1_0", 40, "Q1_0"), ("Q2_0", 41, "Q2_0"),
 )  # fmt: skip
+MOSTLY_NVFP4 = 39  # of converted checkpoints; llama-quantize has no such mixture
 FILE_TYPES = {name: FileType(name, number, TYPES[type_]) for name, number, type_ in _FILE_TYPES}
 
 

@@ -21,7 +21,7 @@ from qtool.formats.gguf_values import Kind, Value, string, u32
 from qtool.gguf import estimate
 from qtool.gguf.kinds import EMBEDDINGS, HEAD, head_of, layer_of, model_facts
 from qtool.gguf.levels import SWEPT
-from qtool.gguf.mixture_table import FILE_TYPES
+from qtool.gguf.mixture_table import FILE_TYPES, MOSTLY_NVFP4
 from qtool.gguf.mixtures import Choice, choose, needs_importance
 from qtool.gguf.plan_warnings import warnings
 from qtool.gguf.planned import GgufPlan, PlannedTensor
@@ -34,7 +34,7 @@ from qtool.gguf.refusals import (
     requantized,
 )
 from qtool.gguf.scales_size import scales_bytes
-from qtool.gguf.second_scales import MOSTLY_NVFP4, with_scales
+from qtool.gguf.second_scales import with_scales
 from qtool.gguf.source import QUANTIZATION_VERSION, GgufSource, SourceTensor
 from qtool.gguf_types import FLOATS
 from qtool.plan import notes, unmatched

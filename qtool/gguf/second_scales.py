@@ -27,7 +27,6 @@ from qtool.gguf.source import GgufSource, SourceTensor, as_floats
 from qtool.gguf_types import BY_NAME, F32
 
 NVFP4 = BY_NAME["NVFP4"]
-MOSTLY_NVFP4 = 39  # general.file_type
 OF_TENSORS, FOUR_BITS = "general.tensor_extra.name", "general.tensor_extra.prec_a4"
 SCALE, INPUT_SCALE, WEIGHT = ".scale", ".input_scale", ".weight"
 HEAD = "output"  # whose scale is loaded where it is NVFP4

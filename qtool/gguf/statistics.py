@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from qtool.formats.gguf_file import GgufFile
 from qtool.formats.gguf_header import TensorInfo
-from qtool.gguf.from_gguf import gguf_source
-from qtool.gguf.second_scales import factors_of, name_of, scales_in
 from qtool.gguf_types import BY_NAME, BlockType
 
 if TYPE_CHECKING:
@@ -43,6 +41,9 @@ def pieces(file: GgufFile, info: TensorInfo) -> Iterator[NDArray[Any]]:
 def second_scales(file: GgufFile, info: TensorInfo) -> NDArray[np.float32] | None:
     """Those of the matrices of a tensor; None where it has none. FormatError where they are no
     such."""
+    from qtool.gguf.from_gguf import gguf_source
+    from qtool.gguf.second_scales import factors_of, name_of, scales_in
+
     if name_of(info.name) not in file.tensors:
         return None
     for tensor, scale in scales_in(gguf_source(file)):
