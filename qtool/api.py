@@ -43,7 +43,7 @@ def quantize(
     changes: Sequence[str] = (),
     stats: str | Path | None = None,
     threads: int | None = None,
-    max_ram: str | None = None,
+    max_ram: str | int | None = None,
     max_shard_size: str | None = None,
     imatrix: str | Path | None = None,
     requantize: bool = False,
@@ -62,7 +62,6 @@ def quantize(
     `json()`, the object of `qtool quantize --json`.
     """
     from qtool.calibrating.allocator import share_heap
-    from qtool.formats.safetensors_file import parse_size
     from qtool.native.library import default_threads
     from qtool.recipe.recipe import calibration_sets, load
     from qtool.runs.progress import Progress
@@ -89,7 +88,7 @@ def quantize(
         requantize,
         fresh,
         threads or default_threads(),
-        None if max_ram is None else parse_size(max_ram, "--max-ram"),
+        None if max_ram is None else _bytes(max_ram),
         given,
         modelfile,
         provenance,
@@ -118,7 +117,7 @@ def fit(
     changes: Sequence[str] = (),
     costs: str | Path | None = None,
     threads: int | None = None,
-    max_ram: str | None = None,
+    max_ram: str | int | None = None,
     device: str = "auto",
     requantize: bool = False,
     fresh: bool = False,
@@ -154,7 +153,7 @@ def fit(
         sets=[changes] if isinstance(changes, str) else list(changes),
         costs=_path(costs),
         threads=threads or default_threads(),
-        max_ram=max_ram,
+        max_ram=None if max_ram is None else str(max_ram),
         fresh=fresh,
         requantize=requantize,
         progress=progress,
@@ -183,6 +182,13 @@ def _threads_as_before() -> Iterator[None]:
     finally:
         if torch is not None and before is not None:
             torch.set_num_threads(before)
+
+
+def _bytes(given: str | int) -> int:
+    """--max-ram, or a number of bytes."""
+    from qtool.formats.safetensors_file import parse_size
+
+    return given if isinstance(given, int) else parse_size(given, "--max-ram")
 
 
 def _path(given: str | Path | None) -> Path | None:

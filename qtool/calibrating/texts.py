@@ -195,6 +195,10 @@ def _records(path: Path, text: Iterator[str]) -> Iterator[str | Chat]:
         found = chat_of(record, where) if plain is None else plain
         if found is None:
             keys = ", ".join(record)[:80] if isinstance(record, dict) else ""
+            if isinstance(record, list):
+                keys = "an array: write one object a line"
+            elif isinstance(record, dict) and {"instruction", "output"} <= record.keys():
+                keys += ": name instruction (and input) prompt, and output completion"
             raise SourceError(
                 f"{where}: expected an object whose `text` is a string (or `prompt` and "
                 "`completion` are), or a chat whose `messages` (or `conversations`) are a list"

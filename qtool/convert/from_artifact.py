@@ -18,9 +18,11 @@ from qtool.errors import FormatError, UnsupportedError
 from qtool.expert_stack import ExpertStack
 from qtool.formats.compressed_tensors_transforms import turns
 from qtool.formats.safetensors_file import DTYPE_BITS
+from qtool.plan.beside import check_whole
 from qtool.quality.input_arguments import input_arguments
 from qtool.scheme import Scheme
 from qtool.stored_config import plain_config, quantization_config
+from qtool.verification.digests import check_digests, recorded_digests
 
 
 def artifact_model(path: Path, assume: str | None) -> Model:
@@ -44,6 +46,8 @@ def artifact_model(path: Path, assume: str | None) -> Model:
             "what is converted carries that on; fetch the file again, or remove it"
         )
     artifact.check_unchanged()
+    _check_sound(artifact)
+    missing = check_whole(checkpoint)
     entries = _in_order(artifact)
     if all(entry.scheme is None for entry in entries):
         raise UnsupportedError(
@@ -90,8 +94,23 @@ def artifact_model(path: Path, assume: str | None) -> Model:
             if input_arguments(artifact, entry.module, entry.scheme) is not None
         ),
         dropped=(*lost.named(inputs), *dropped),
-        warnings=lost.warnings(inputs, dropped),
+        warnings=(*lost.warnings(inputs, dropped), *missing),
     )
+
+
+def _check_sound(artifact: Artifact) -> None:
+    """UnsupportedError without config.json; FormatError where weights are not those that the
+    artifact's own record has digests of. What is made of it has a record of its own."""
+    checkpoint = artifact.checkpoint
+    if not checkpoint.config:
+        raise UnsupportedError(
+            f"{checkpoint.path}: has no config.json, which says what model its matrices are of; "
+            "put the model's own beside them"
+        )
+    recorded = recorded_digests(checkpoint.path)
+    for finding in check_digests(checkpoint.path, recorded, {}) if recorded is not None else ():
+        if finding.severity == "error":
+            raise FormatError(f"{checkpoint.path}: {finding.message}")
 
 
 def _tensor(artifact: Artifact, entry: Entry) -> Tensor:

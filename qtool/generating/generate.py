@@ -67,6 +67,10 @@ def generate(
     SourceError where what the model says is not finite; UnsupportedError where transformers cannot
     run it with a cache.
     """
+    try:
+        prompt.encode()
+    except UnicodeEncodeError:
+        raise UsageError("--prompt: is not UTF-8; give text that is") from None
     with open_weights(path) as weights:
         say_damaged_record(path, weights, progress)
         ids = tokenize(prompt, weights.folder, special=True).tolist()

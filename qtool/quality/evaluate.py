@@ -99,6 +99,8 @@ def check_protocol(protocol: Protocol) -> None:
         raise SourceError(f"{text}: a folder; name a text file")
     if not text.is_file():
         raise SourceError(f"{text}: no such text file")
+    if text.suffix.lower() in (".yaml", ".yml"):
+        raise SourceError(f"{text}: YAML, which names several texts for --calibration; name one")
     # No token is less than a byte, but for what is put in front.
     size, count = text.stat().st_size, protocol.windows or 1
     if size + _IN_FRONT < count * protocol.length:

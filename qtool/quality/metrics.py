@@ -8,11 +8,12 @@ For every evaluated position, with p of the reference and q of the artifact over
     loss        - log q(next), - log p(next)
     same        whether the most likely tokens agree
 
-Intervals are 95 %: 1.96 standard errors of the mean over windows, as positions of one window are
-not independent; with one window they are not known. Where k tokens are drafted and a share a of
-them accepted, a pass of the reference yields (1 - a^(k+1)) / (1 - a) tokens, and decoding is faster
-by that over 1 + k c, with c the cost of a token of the draft: decoding is reading weights, so that
-c is taken to be the ratio of sizes. Source: Leviathan et al. 2023, section 3.
+Intervals are 95 %: standard errors of the mean over windows, as positions of one window are not
+independent, times Student's t; with one window they are not known. Where k tokens are drafted and
+a share a of them accepted, a pass of the reference yields (1 - a^(k+1)) / (1 - a) tokens, and
+decoding is faster by that over 1 + k c, with c the cost of a token of the draft: decoding is
+reading weights, so that c is taken to be the ratio of sizes. Source: Leviathan et al. 2023, section
+3.
 """
 
 import math
@@ -28,6 +29,7 @@ from qtool.quality.forward import Forward, Logits
 from qtool.runs.progress import Progress
 
 _AT_ONCE = 1 << 23  # logits of a model in memory
+_STUDENT = (12.7062, 4.3027, 3.1824)  # t of 1, 2 and 3 degrees of freedom, 97.5 %
 _DRAFTS = (1, 2, 4, 8)
 _OF_NEXT = (0, 1, 4)  # loss, reference_loss and change: of what _positions gives
 Floats = NDArray[np.float64]
@@ -196,4 +198,19 @@ def _mean(values: Floats) -> tuple[float, float | None]:
     means = np.mean(values, axis=1)
     if len(means) == 1:
         return float(np.mean(values)), None
-    return float(np.mean(values)), 1.96 * float(np.std(means, ddof=1)) / math.sqrt(len(means))
+    errors = _quantile(len(means) - 1) * float(np.std(means, ddof=1)) / math.sqrt(len(means))
+    return float(np.mean(values)), errors
+
+
+def _quantile(freedom: int) -> float:
+    """Of Student's t, 97.5 %, by degrees of freedom: what few windows vary by chance, too."""
+    if freedom <= len(_STUDENT):
+        return _STUDENT[freedom - 1]
+    z = 1.959964  # the normal distribution's
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
+    )  # Abramowitz and Stegun, 26.7.5
+    return z + sum(term / float(freedom**power) for power, term in enumerate(terms, 1))

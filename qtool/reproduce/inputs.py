@@ -64,9 +64,9 @@ def text_of(record: Embedded, calibration: Path | None) -> str | None:
     """The text to calibrate on; SourceError where the record says `file` and none is given.
 
     None where an importance matrix was given: the text is what that was measured on, not the
-    recipe's.
+    recipe's; and where nothing was measured on any.
     """
-    if record.imatrix is not None:
+    if record.imatrix is not None or record.calibration is None:
         return None
     if calibration is not None:
         return str(calibration)

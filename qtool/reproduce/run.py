@@ -91,6 +91,8 @@ def reproduce(asked: Asked, progress: Progress) -> Reproduced:
     with progress.stage("download"):
         source = _resolve(model, record)
     inputs.check_source(record, source, model)
+    if asked.calibration is not None and record.calibration is None:
+        progress.say("note: --calibration is not used: the artifact was made of no text")
     recipe = record.load(inputs.text_of(record, asked.calibration))
     with tempfile.TemporaryDirectory(prefix="qtool-reproduce-", dir=asked.work) as name:
         made = Path(name) / asked.artifact.resolve().name
