@@ -24,6 +24,7 @@ from converting import (
     weights,
 )
 from typer.testing import CliRunner
+from verifying import forget_digests
 
 from qtool import schemas
 from qtool.artifact import Artifact
@@ -176,12 +177,36 @@ def test_widths_and_groups_that_differ(tmp_path: Path) -> None:
 
 
 def edit(folder: Path, change: Callable[[dict[str, Any]], None]) -> Path:
-    """Other tensors in a folder."""
+    """Other tensors in a folder, and no digests of those before."""
+    forget_digests(folder)
     file = folder / "model.safetensors"
     tensors = safetensors.torch.load_file(file)
     change(tensors)
     safetensors.torch.save_file(tensors, file, metadata={"format": "pt"})
     return folder
+
+
+def test_what_is_damaged_or_missing_is_not_passed_on(made: dict[str, Path], tmp_path: Path) -> None:
+    """What is made has digests of its own, by which nobody would find it."""
+
+    def refused(said: str) -> None:
+        with pytest.raises(QtoolError, match=said):
+            run(source, "gptq", tmp_path / "out")
+        assert not (tmp_path / "out").exists()
+
+    source = tmp_path / "source"
+    shutil.copytree(made["symmetric"], source)
+    whole = (source / "model.safetensors").read_bytes()
+    (source / "model.safetensors").write_bytes(whole[:-9] + bytes([whole[-9] ^ 4]) + whole[-8:])
+    refused(r"model.safetensors is not the file that was written")
+    (source / "model.safetensors").write_bytes(whole)
+    config = (source / "config.json").read_text()
+    (source / "config.json").write_text(
+        config.replace('"num_hidden_layers": 1', '"num_hidden_layers": 3')
+    )
+    refused(r"says 3 blocks, and 2 blocks \(model.layers.1, model.layers.2\) are not there")
+    (source / "config.json").unlink()
+    refused("has no config.json, which says what model its matrices are of")
 
 
 def test_scales_come_back_in_their_own_type(made: dict[str, Path], tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 import quantizing
 from quantizing import Call, files
 from test_resume import damage
+from verifying import forget_digests
 
 from qtool.convert import resume
 from qtool.convert.request import Request
@@ -179,6 +180,7 @@ def test_anything_else_starts_over_and_says_so(
 ) -> None:
     source, out = tmp_path / "source", tmp_path / "out"
     shutil.copytree(sources / "gptq", source)
+    forget_digests(source)
     case = Case("source", "gptq-v2", 11, shard=5_000_000_000)
     killed(lambda: make(tmp_path, case, out), 4)
     if change == ("source",):

@@ -246,11 +246,23 @@ def test_threads_change_nothing_that_is_shown(root: Path, call: Call) -> None:
 def test_intervals_are_over_windows() -> None:
     loss = np.array([[1.0, 2.0], [3.0, 4.0]])
     found = metrics.summary(metrics.Measured(loss))
-    half = 1.96 * np.std([1.5, 3.5], ddof=1) / math.sqrt(2)
+    half = 12.7062 * np.std([1.5, 3.5], ddof=1) / math.sqrt(2)
     assert found["perplexity"] == pytest.approx(math.exp(2.5))
     assert found["perplexity_interval"] == pytest.approx(
         [math.exp(2.5 - half), math.exp(2.5 + half)]
     )
+
+
+@pytest.mark.parametrize(
+    ("windows", "expected"),  # from a table of Student's t
+    [(2, 12.7062), (3, 4.3027), (4, 3.1824), (5, 2.7764), (8, 2.3646), (20, 2.0930), (121, 1.9799)],
+)
+def test_few_windows_vary_by_chance(windows: int, expected: float) -> None:
+    loss = np.repeat(np.random.default_rng(0).uniform(1, 2, (windows, 1)), 3, axis=1)
+    low, high = metrics.summary(metrics.Measured(loss))["perplexity_interval"]
+    half = (math.log(high) - math.log(low)) / 2
+    errors = np.std(loss[:, 0], ddof=1) / math.sqrt(windows)
+    assert half / errors == pytest.approx(expected, rel=4e-4)
 
 
 def test_one_window_tells_no_interval(root: Path, call: Call) -> None:
