@@ -237,6 +237,10 @@ def test_refusals(root: Path, call: Call, tmp_path: Path) -> None:
     assert "expected plain or llama.cpp" in refused(
         root / "awq", "--text", text, "--protocol", "other"
     )
+    (tmp_path / "mix.yaml").write_text("texts: []\n" * 100)
+    assert "mix.yaml: YAML, which names several texts" in refused(
+        root / "awq", "--text", tmp_path / "mix.yaml"
+    )
     (tmp_path / "empty.txt").write_text("")
     assert "0 bytes, too few for a window of 512 tokens; give a longer text" in refused(
         root / "awq", "--text", tmp_path / "empty.txt"

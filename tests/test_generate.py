@@ -244,3 +244,8 @@ def test_the_command() -> None:
     said = CliRunner().invoke(app, ["generate", "tiny", "--tokens", "1", "--json"])
     row = json.loads(said.stdout)
     assert row["tokens_per_second"] is None and len(row["tokens"]) == 1
+
+
+def test_a_prompt_is_text() -> None:
+    with pytest.raises(UsageError, match="--prompt: is not UTF-8"):
+        generate(TINY, "caf\udce9", 2, None, QUIET)
