@@ -72,6 +72,19 @@ def test_a_file_of_importance_that_was_measured_on_a_text(tmp_path: Path, call: 
     assert call("reproduce", out, "--model", model, *both).status == 0
 
 
+@pytest.mark.parametrize(("recipe", "name"), [("q4_k_m", "out.gguf"), ("w4g128-rtn", "out")])
+def test_a_text_that_nothing_was_made_of(
+    recipe: str, name: str, tmp_path: Path, call: Call
+) -> None:
+    """A folder of `matrix` has both kinds, and is gone through with one --calibration."""
+    model, text = first_block_of_tiny(tmp_path / "model"), text_file(tmp_path / "text.txt", 8000)
+    out = tmp_path / name
+    assert call("quantize", model, "--recipe", recipe, "-o", out).status == 0
+    again = call("reproduce", out, "--model", model, "--calibration", text)
+    assert again.status == 0 and "the same to the byte" in again.out, again.out + again.err
+    assert "note: --calibration is not used" in again.err
+
+
 def test_a_changed_byte(tmp_path: Path, call: Call) -> None:
     model = first_block_of_tiny(tmp_path / "model")
     rtn, gguf = tmp_path / "rtn", tmp_path / "q8.gguf"
