@@ -62,6 +62,7 @@ def quantize(
     `json()`, the object of `qtool quantize --json`.
     """
     from qtool.calibrating.allocator import share_heap
+    from qtool.formats.safetensors_file import parse_size
     from qtool.native.library import default_threads
     from qtool.recipe.recipe import calibration_sets, load
     from qtool.runs.progress import Progress
@@ -88,7 +89,7 @@ def quantize(
         requantize,
         fresh,
         threads or default_threads(),
-        None if max_ram is None else _bytes(max_ram),
+        None if max_ram is None else parse_size(str(max_ram), "--max-ram"),
         given,
         modelfile,
         provenance,
@@ -182,13 +183,6 @@ def _threads_as_before() -> Iterator[None]:
     finally:
         if torch is not None and before is not None:
             torch.set_num_threads(before)
-
-
-def _bytes(given: str | int) -> int:
-    """--max-ram, or a number of bytes."""
-    from qtool.formats.safetensors_file import parse_size
-
-    return given if isinstance(given, int) else parse_size(given, "--max-ram")
 
 
 def _path(given: str | Path | None) -> Path | None:

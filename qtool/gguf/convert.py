@@ -95,7 +95,7 @@ def convert_to_hf(
     named = str(model.config["torch_dtype"])
     dequantized: dict[str, int] = {}
     for tensor in model.tensors:
-        for kind in {t.in_file.name for t in tensor.in_file if t.in_file.weights > 1}:
+        for kind in {t.type_in_file.name for t in tensor.in_file if t.type_in_file.weights > 1}:
             dequantized[kind] = dequantized.get(kind, 0) + 1
     specs = [spec for tensor in model.tensors for spec in tensor.specs]
     layout = plan_shards(specs, max_shard_bytes)

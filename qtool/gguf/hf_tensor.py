@@ -38,7 +38,7 @@ class HfTensor:
     @property
     def type(self) -> BlockType:
         """How the file stores it: of several types, one in blocks."""
-        return max((tensor.in_file for tensor in self.in_file), key=lambda one: one.weights)
+        return max((tensor.type_in_file for tensor in self.in_file), key=lambda one: one.weights)
 
     def arrays(self) -> Iterator[tuple[str, NDArray[np.uint8]]]:
         """Each tensor's name and bytes."""

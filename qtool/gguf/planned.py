@@ -40,7 +40,7 @@ class PlannedTensor:
     @property
     def copied(self) -> bool:
         """Whether the source's bytes go into the file as they are."""
-        return self.type == self.source.in_file
+        return self.type == self.source.type_in_file
 
     @property
     def parameters(self) -> int:
@@ -144,7 +144,7 @@ class GgufPlan:
                 {
                     "name": tensor.name,
                     "shape": list(tensor.shape),
-                    "source_type": tensor.source.in_file.name,
+                    "source_type": tensor.source.type_in_file.name,
                     "type": tensor.type.name,
                     "reason": tensor.why,
                     "fallback": tensor.fallback,

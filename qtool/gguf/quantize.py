@@ -91,7 +91,7 @@ def _run(
     notes = [*said]
     if importance is not None and request.recipe.importance:
         notes.append(f"importance is that of {request.imatrix}; none was measured")
-    again = (t for t in plan.tensors if t.source.in_file.name in BY_NAME and not t.copied)
+    again = (t for t in plan.tensors if t.source.type_in_file.name in BY_NAME and not t.copied)
     if request.requantize and next(again, None) is None:
         notes.append("--requantize was not needed: no quantized tensor is encoded anew")
     if request.places is not None:

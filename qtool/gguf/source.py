@@ -54,7 +54,7 @@ class SourceTensor:
     stored: BlockType | None = None
 
     @property
-    def in_file(self) -> BlockType:
+    def type_in_file(self) -> BlockType:
         """The type that the file has."""
         return self.stored or self.type
 

@@ -96,7 +96,7 @@ def _usual_dtype(source: GgufSource) -> str:
     sizes: dict[str, int] = {}
     for tensor in source.tensors:
         if len(tensor.shape) > 1:
-            dtype = PLAIN.get(tensor.in_file, "F16")
+            dtype = PLAIN.get(tensor.type_in_file, "F16")
             sizes[dtype] = sizes.get(dtype, 0) + prod(tensor.shape)
     return max(sizes, key=lambda name: sizes[name], default="F32")
 
@@ -228,7 +228,7 @@ def _dtype_of(tensor: SourceTensor, module: Module, dtype: str, keep: bool, bias
         or tensor.name.endswith(ALWAYS_FLOAT32)
     )
     if not widened:
-        return PLAIN.get(tensor.in_file, dtype) if keep else dtype
+        return PLAIN.get(tensor.type_in_file, dtype) if keep else dtype
     there = floats_of(tensor, 0, tensor.rows).reshape(tensor.shape)
     values = taken_back(there, module)
     # Rates of a checkpoint in float16 are rounded once more, and no others come back as they are.

@@ -128,11 +128,11 @@ def add_up(
                     found.whole[number] = np.square(old, dtype=np.float64).sum()
                     found.lost[number] = np.square(old - new, dtype=np.float64).sum()
                     found.steps[number] = _steps(raw, tensor.type)
-                    if {tensor.in_file, other.in_file} <= {*FLOATS}:
+                    if {tensor.type_in_file, other.type_in_file} <= {*FLOATS}:
                         kinds = tensor.type.name, other.type.name
                         found.others[number] = others(new, old, kinds).sum()
                     else:
-                        found.torn[number] = _torn(new, old, tensor.in_file.name)
+                        found.torn[number] = _torn(new, old, tensor.type_in_file.name)
 
         return work
 
@@ -162,7 +162,7 @@ def _expected(sums: Sums, number: int) -> float:
     steps, whole = sums.of(sums.steps, number), sums.of(sums.whole, number)
     if steps and whole:
         return math.sqrt(steps / whole)
-    return TYPICAL.get(sums.tensors[number].in_file.name, 0.0)
+    return TYPICAL.get(sums.tensors[number].type_in_file.name, 0.0)
 
 
 def check_values(sums: Sums) -> Iterator[Finding]:
@@ -177,8 +177,8 @@ def check_values(sums: Sums) -> Iterator[Finding]:
             piece = sums.pieces[first]
             yield Finding(
                 "error", "values", tensor.name,
-                f"{tensor.name} ({tensor.in_file.name}) has weights that are NaN or infinite in "
-                f"rows {piece.first} to {piece.last - 1}; fetch or make the file again",
+                f"{tensor.name} ({tensor.type_in_file.name}) has weights that are NaN or infinite "
+                f"in rows {piece.first} to {piece.last - 1}; fetch or make the file again",
             )  # fmt: skip
         elif total and (hole := int(sums.holes[sums.pieces.of(number)].sum())):
             yield Finding(
@@ -199,12 +199,12 @@ def layer_errors(sums: Sums) -> list[LayerError]:
     found = []
     for number, tensor in enumerate(sums.tensors):
         other = sums.sources.get(tensor.name)
-        if other is None or other.in_file == tensor.in_file:
+        if other is None or other.type_in_file == tensor.type_in_file:
             continue
         found.append(
             LayerError(
                 tensor.name,
-                tensor.in_file.name,
+                tensor.type_in_file.name,
                 _relative(sums, number),
                 _expected(sums, number) or None,
             )
@@ -227,7 +227,7 @@ def check_errors(sums: Sums, moved: bool) -> Iterator[Finding]:
         if tensor.name not in sums.sources:
             continue
         error = _relative(sums, number)
-        same = sums.sources[tensor.name].in_file == tensor.in_file
+        same = sums.sources[tensor.name].type_in_file == tensor.type_in_file
         typical = 0.0 if same else _expected(sums, number)
         known = tensor.type.name in _SCALED
         if not error > max((UNEXPLAINED if known else _FAR) * typical, _ROUNDING):
@@ -262,7 +262,7 @@ def _unlike(sums: Sums, told: Collection[str]) -> Iterator[Finding]:
         pieces = sums.pieces.of(number)
         parts, others = int(sums.torn[pieces].sum()), int(sums.others[pieces].sum())
         size = tensor.rows * tensor.in_features
-        coarse = TYPICAL.get(tensor.in_file.name, 0.0) > _COARSE
+        coarse = TYPICAL.get(tensor.type_in_file.name, 0.0) > _COARSE
         every = tensor.rows * -(-tensor.in_features // _PART)
         if parts >= max(_FEWEST if coarse else 1, _SHARES[coarse] * every):
             torn[tensor.name] = f"{counted(parts, 'part')} of its rows"
