@@ -57,8 +57,8 @@ def test_a_width_that_ranks_cannot_share(tmp_path: Path) -> None:
     (message,) = said(found, "engine-group-split")
     assert message == (
         "vLLM with --tp 8 will refuse model.layers.0.mlp.down_proj: in_features 29568 / 8 = 3696 "
-        "is not a multiple of 128, its group size; use --tp 1, or zero-pad that width to 29696 "
-        "before quantizing"
+        "is not a multiple of 128, its group size; use --tp 1, or quantize with --set "
+        "pad_intermediate=1024 (zeros up to 29696)"
     )
     assert [f.name for f in found if f.severity == "error"] == ["model.layers.0.mlp.down_proj"]
     for sizes, tp in (({"inner": 29696}, 8), ({}, 1)):

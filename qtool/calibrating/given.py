@@ -65,6 +65,11 @@ def unserved(recipe: Recipe) -> str | None:
 
 def check_stats(recipe: Recipe, stats: Path) -> None:
     """UnsupportedError where they serve a recipe nothing."""
+    if recipe.pad_intermediate > 1:
+        raise UnsupportedError(
+            f"--stats {stats}: of the model as it is, and recipe {recipe.name} pads its widths "
+            f"({recipe.pad_intermediate}); run without --stats"
+        )
     if (why := unserved(recipe)) is not None:
         raise UnsupportedError(f"--stats {stats}: {why}; run without --stats")
 

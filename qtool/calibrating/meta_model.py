@@ -17,6 +17,7 @@ from torch import nn
 from qtool.calibrating.weights import Weights
 from qtool.errors import SourceError, UnsupportedError
 from qtool.names import Names
+from qtool.padding import in_view
 from qtool.structure import OTHER_TOWERS
 
 # What model classes raise when the numbers in a config do not go together.
@@ -80,6 +81,9 @@ def meta_model(checkpoint: Weights) -> Any:
         config = AutoConfig.from_pretrained(where, trust_remote_code=False)
         if checkpoint.config.get("tie_word_embeddings") is False:  # a view may have untied them
             config.tie_word_embeddings = False
+        if (padded := in_view(checkpoint)) is not None:
+            for key, width in padded.widths.items():
+                setattr(config.get_text_config(decoder=True), key, width)
         # Of models that also see, the decoder is run, on text alone.
         families = (AutoModelForCausalLM, AutoModelForImageTextToText)
         family = next((one for one in families if type(config) in one._model_mapping), None)

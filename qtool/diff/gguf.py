@@ -31,6 +31,7 @@ from qtool.gguf.source import GgufSource, SourceTensor
 from qtool.gguf.statistics import numbers
 from qtool.gguf.to_hf import HfModel, hf_model
 from qtool.gguf_types import BY_NAME
+from qtool.padding import padded_as
 from qtool.scheme import GroupQuant
 
 
@@ -157,7 +158,8 @@ def open_sides(a: Path, b: Path) -> tuple[Side, Side]:
     if isinstance(first, GgufSide) and isinstance(second, GgufSide):
         return _scaled_as(first, second), _scaled_as(second, first)
     first, second = _alone_as(first, second), _alone_as(second, first)
-    return _apart_as(first, second), _apart_as(second, first)
+    first, second = _apart_as(first, second), _apart_as(second, first)
+    return _padded_as(first, second), _padded_as(second, first)
 
 
 def _scaled_as(side: GgufSide, other: GgufSide) -> GgufSide:
@@ -182,11 +184,7 @@ def _alone_as(side: Side, other: Side) -> Side:
     """A model that also sees, with its decoder named as alone where the other is a decoder."""
     if not isinstance(side, CheckpointSide) or side.artifact.found.format != "dense":
         return side
-    if isinstance(other, RenamedSide):
-        config = other.model.config
-    elif isinstance(other, CheckpointSide):
-        config = other.artifact.checkpoint.config
-    else:
+    if (config := _config_of(other)) is None:
         return side
     checkpoint = side.artifact.checkpoint
     seen = alone_as(checkpoint, config, other.items)
@@ -202,6 +200,28 @@ def _apart_as(side: Side, other: Side) -> Side:
         return side
     checkpoint = apart_as(side.artifact.checkpoint, other.items)
     return replace(side, artifact=replace(side.artifact, checkpoint=checkpoint))
+
+
+def _padded_as(side: Side, other: Side) -> Side:
+    """A checkpoint with the intermediate widths of the other, where these are larger."""
+    config = _config_of(other)
+    if config is None or not isinstance(side, CheckpointSide):
+        return side
+    if side.artifact.found.format != "dense":
+        return side
+    checkpoint = side.artifact.checkpoint
+    seen = padded_as(checkpoint, config)
+    if seen is checkpoint:
+        return side
+    # That the widths differ is still to be told.
+    return replace(side, artifact=Artifact.of(replace(seen, config=checkpoint.config)))
+
+
+def _config_of(side: Side) -> Mapping[str, Any] | None:
+    """The config.json that a model has, or would have."""
+    if isinstance(side, RenamedSide):
+        return side.model.config
+    return side.artifact.checkpoint.config if isinstance(side, CheckpointSide) else None
 
 
 def open_side(path: Path) -> Side:

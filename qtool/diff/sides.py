@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 from pathlib import Path
@@ -141,13 +141,10 @@ class CheckpointSide:
         how = "" if scheme is None else f" {self.format} {scheme}"
         found = []
         for one in sorted(self.artifact.entries[name].stored):
-            info, file = checkpoint.tensors[one], checkpoint.file_of(one)
+            info = checkpoint.tensors[one]
 
-            def read(
-                first: int, count: int, info: st.TensorInfo = info, file: Path = file
-            ) -> NDArray[np.uint8]:
-                start = info.start + first
-                return st.read_range(file, replace(info, start=start, end=start + count))
+            def read(first: int, count: int, name: str = one) -> NDArray[np.uint8]:
+                return checkpoint.stretch(name, first, first + count)
 
             last = one.rpartition(".")[2]
             found.append(Stored(f"{last} {info.dtype} {info.shape}{how}", info.nbytes, read))
@@ -179,9 +176,7 @@ class CheckpointSide:
         info = checkpoint.tensors[entry.stored[0]]
         width = info.shape[-1] if info.shape else 1
         size = info.nbytes // max(1, rows_of(info.shape))
-        start = info.start + first * size
-        wanted = replace(info, start=start, end=start + (last - first) * size)
-        raw = st.read_range(checkpoint.file_of(info.name), wanted)
+        raw = checkpoint.stretch(info.name, first * size, last * size)
         if info.dtype in st.FLOAT_DTYPES and info.dtype != "F64":
             return st.to_float32(raw, info.dtype, (last - first, width))
         return st.as_array(raw, info.dtype, (last - first, width)).astype(np.float64)

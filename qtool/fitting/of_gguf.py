@@ -31,6 +31,7 @@ from qtool.gguf.recipe import GgufRecipe
 from qtool.gguf.source import GgufSource
 from qtool.gguf.weights import gguf_weights
 from qtool.gguf_types import FLOATS, BlockType
+from qtool.padding import padded
 from qtool.plan.handed import handed_on
 from qtool.quality.weights import runnable
 from qtool.recipe.recipe import parse
@@ -58,6 +59,8 @@ def gguf_ways(request: FitRequest, recipe: GgufRecipe) -> Iterator[Ways]:
             yield _ways(request, recipe, types, weights, source)
     else:
         checkpoint = Checkpoint.open(request.source)
+        if recipe.pad_intermediate > 1:
+            checkpoint = padded(checkpoint, recipe.pad_intermediate)
         yield _ways(request, recipe, types, runnable(checkpoint), hf_source(checkpoint))
 
 

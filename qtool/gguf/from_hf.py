@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qtool import structure
+from qtool import padding, structure
 from qtool.checkpoint import Checkpoint
 from qtool.errors import FormatError, SourceError, UnsupportedError
 from qtool.formats.gguf_values import Value, string, u32
@@ -70,7 +70,7 @@ def hf_source(checkpoint: Checkpoint) -> GgufSource:
     ]
     metadata = _metadata(architecture, checkpoint, config, tensors) | learned
     warnings = tuple(text for check in architecture.warn if (text := check(config)) is not None)
-    warnings = (*said(checkpoint), *warnings)
+    warnings = (*said(checkpoint), *padding.said(checkpoint), *warnings)
     return GgufSource(checkpoint.path, metadata, tuple(tensors), tuple(dropped), warnings)
 
 

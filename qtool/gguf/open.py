@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from qtool.errors import SourceError, UnsupportedError
 from qtool.gguf.inspect import gguf_models
 from qtool.gguf.source import GgufSource
+from qtool.padding import KEY, padded
 
 if TYPE_CHECKING:
     from qtool.gguf.recipe import GgufRecipe
@@ -35,23 +36,11 @@ def open_source(path: Path) -> GgufSource:
 
 
 def open_view(path: Path, recipe: "GgufRecipe", imatrix: Path | None) -> "Rotated | None":
-    """Where the recipe has transforms, the checkpoint as they change it, before anything is
-    changed; hf_source() of it is what is going to be written."""
-    if not recipe.transforms:
+    """Where the recipe pads or has transforms, the checkpoint padded and as transforms change it,
+    before anything is changed; hf_source() of it is what is going to be written."""
+    if not recipe.transforms and recipe.pad_intermediate < 2:
         return None
-    chain = ", ".join(recipe.transforms)
-    if gguf_models(path):
-        raise UnsupportedError(
-            f"{path}: recipe {recipe.name} has transforms ({chain}), which are done to Hugging "
-            "Face checkpoints; turn the file into one first (qtool convert FILE --to hf -o DIR), "
-            "or leave them out (--set transforms=[])"
-        )
-    if imatrix is not None:
-        raise UnsupportedError(
-            f"--imatrix {imatrix}: importance of the model as it was, and recipe {recipe.name} "
-            f"has transforms ({chain}) that change what matrices read; let it be measured after "
-            "them: --set importance=true"
-        )
+    _refuse_view(path, recipe, imatrix)
     from qtool.checkpoint import Checkpoint
     from qtool.gguf.experts_apart import experts_apart
     from qtool.transforms.rotated import untied
@@ -59,5 +48,29 @@ def open_view(path: Path, recipe: "GgufRecipe", imatrix: Path | None) -> "Rotate
     checkpoint = Checkpoint.open(path)
     if recipe.scaling:
         checkpoint = experts_apart(checkpoint)
+    if recipe.pad_intermediate > 1:
+        checkpoint = padded(checkpoint, recipe.pad_intermediate)
     view = untied(checkpoint, stream=recipe.rotates and recipe.rotate.r1)
     return view.with_exact_vectors() if recipe.scaling else view
+
+
+def _refuse_view(path: Path, recipe: "GgufRecipe", imatrix: Path | None) -> None:
+    """UnsupportedError where a recipe would change what cannot be, or what was measured before."""
+    asks = [f"transforms ({', '.join(recipe.transforms)})"] if recipe.transforms else []
+    without = ["transforms=[]"] if recipe.transforms else []
+    if recipe.pad_intermediate > 1:
+        asks.append(f"{KEY} ({recipe.pad_intermediate})")
+        without.append(f"{KEY}=0")
+    what = " and ".join(asks)
+    if gguf_models(path):
+        raise UnsupportedError(
+            f"{path}: recipe {recipe.name} has {what}, done to Hugging Face checkpoints alone; "
+            "turn the file into one first (qtool convert FILE --to hf -o DIR), or leave that out "
+            f"({' '.join(f'--set {item}' for item in without)})"
+        )
+    if imatrix is not None:
+        raise UnsupportedError(
+            f"--imatrix {imatrix}: importance of the model as it was, and recipe {recipe.name} "
+            f"has {what}, which changes what matrices read; let it be measured after that: --set "
+            "importance=true"
+        )

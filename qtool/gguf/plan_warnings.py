@@ -7,6 +7,7 @@ from typing import Protocol
 from qtool.gguf.kinds import EMBEDDING_OF_TOKENS, HEAD, ModelFacts
 from qtool.gguf.recipe import GgufRecipe
 from qtool.gguf_types import FLOATS, BlockType
+from qtool.padding import KEY
 from qtool.recipe.consistency import without
 
 _SHOWN = 3  # names in a sentence
@@ -83,9 +84,17 @@ def _fallbacks(tensors: Sequence[Planned]) -> list[str]:
     count = sum(map(len, groups.values()))
     return [
         f"{len(names)} of {len(tensors)} tensors fall back to {type_}, as {why}: {_some(names)}"
+        + _padding(names)
         for (why, type_), names in groups.items()
         if count
     ]
+
+
+def _padding(names: Sequence[str]) -> str:
+    """What helps where all of these read an intermediate width, in a checkpoint of safetensors."""
+    if not all("ffn_down" in name for name in names):
+        return ""
+    return f"; --set {KEY}=256 gives a Hugging Face checkpoint rows of whole blocks there"
 
 
 def _some(names: Sequence[str]) -> str:

@@ -98,7 +98,7 @@ def _run(
         notes += _by_the_cpu(plan)
     warnings = list(plan.warnings)
     for warning in warnings:
-        progress.say(f"warning: {warning}")
+        progress.say(warning if warning.startswith("note: ") else f"warning: {warning}")
     size = plan.size_bytes + memory.disk_bytes
     with workspace(
         out,

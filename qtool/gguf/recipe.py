@@ -30,6 +30,7 @@ from qtool.gguf.mixtures import Options, Override
 from qtool.gguf_types import BlockType
 from qtool.recipe.file import (
     ALIASES,
+    PAD,
     Calibration,
     NamedTable,
     Table,
@@ -132,6 +133,7 @@ class GgufRecipe(NamedTable):
     importance: bool = Field(
         default=False, description="measure which columns count; with method gptq it is true"
     )
+    pad_intermediate: int = PAD
     transforms: tuple[Literal["rotate", "smooth", "smooth-attention", "awq"], ...] = ()
     rotate: GgufRotateOptions = GgufRotateOptions()
     smooth: SmoothOptions = SmoothOptions()

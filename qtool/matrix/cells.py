@@ -3,8 +3,8 @@
 no data      the recipe looks at no activations
 shared       from the one pass over the unquantized model: statistics, or importance for GGUF
 itself       by its own passes: later blocks see quantized ones (all of them with
-             --error-aware; and recipes that change the network before, or measure keys and
-             values, of which a file of statistics knows nothing)
+             --error-aware; and recipes that change the network before, pad its widths, or
+             measure keys and values, of which a file of statistics knows nothing)
 """
 
 from collections.abc import Iterable, Sequence
@@ -110,7 +110,7 @@ def _load(name: str, changes: Sequence[str], sets: Sequence[str]) -> Recipe | Gg
 def _calibrated(recipe: Recipe | GgufRecipe, share: bool) -> Calibrated:
     if not recipe.calibrates:
         return "no data"
-    if not share:
+    if not share or recipe.pad_intermediate > 1:
         return "itself"
     if isinstance(recipe, GgufRecipe):
         return "itself" if recipe.transforms or recipe.sweeps else "shared"

@@ -1,9 +1,11 @@
-"""Which fused experts a recipe takes apart: those of which it quantizes a matrix."""
+"""The checkpoint as a recipe has it: intermediate widths padded, and fused experts apart where it
+quantizes a matrix of them."""
 
 from qtool import structure
 from qtool.checkpoint import Checkpoint
 from qtool.fused_experts import apart
 from qtool.layer_names import experts_of
+from qtool.padding import padded
 from qtool.plan.fit import Action, fit, override, recipe_scheme
 from qtool.recipe.recipe import Recipe
 from qtool.scheme import Dense, Scheme
@@ -16,7 +18,8 @@ def as_quantized(recipe: Recipe, checkpoint: Checkpoint) -> Checkpoint:
     """
     view = apart(checkpoint)
     if view is checkpoint or recipe.rounding == "none":
-        return checkpoint
+        return _as_wide(recipe, checkpoint)
+    view = _as_wide(recipe, view)
     tensors = view.tensors
     blocks = structure.find_blocks(tensors, view.config)
     parents = structure.expert_parents(tensors)
@@ -29,4 +32,9 @@ def as_quantized(recipe: Recipe, checkpoint: Checkpoint) -> Checkpoint:
     fit(recipe, tensors, actions)
     found = (experts_of(name) for name, action in actions.items() if isinstance(action, Scheme))
     layers = {layer for layer, _ in filter(None, found)}
-    return apart(checkpoint, layers.__contains__)
+    return _as_wide(recipe, apart(checkpoint, layers.__contains__))
+
+
+def _as_wide(recipe: Recipe, checkpoint: Checkpoint) -> Checkpoint:
+    multiple = recipe.pad_intermediate
+    return padded(checkpoint, multiple) if multiple > 1 else checkpoint

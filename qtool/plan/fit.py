@@ -16,6 +16,7 @@ from qtool.errors import FormatError, UnsupportedError
 from qtool.formats import FORMATS
 from qtool.formats.facts import Options
 from qtool.formats.safetensors_file import TensorInfo
+from qtool.padding import KEY, shape_padded
 from qtool.plan import heads
 from qtool.recipe.recipe import Recipe, patched
 from qtool.scheme import Dense, Dropped, Scheme
@@ -223,6 +224,11 @@ def _ways_out(
             group = "/".join(map(str, sizes)) + " for these layers"
         ways.append(f"--set weights.group_size={sizes[0]}")
         ways.append(f"--set indivisible=smaller-group (group {group})")
+    for multiple in (32, 64, 128, 256):
+        wide = {n: shape_padded(n, tensors[n].shape, multiple) for n in failures}
+        if all(_obstacle(recipe, schemes[name], wide[name]) is None for name in failures):
+            ways.append(f"--set {KEY}={multiple} (zeros up to widths that are multiples of it)")
+            break
     square = {schemes[name].group_size for name in failures if schemes[name].rows > 1}
     if len(square) == 1 and all(
         _obstacle(recipe, replace(schemes[name], rows=min(square)), tensors[name].shape) is None

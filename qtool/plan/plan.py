@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
-from qtool import structure
+from qtool import padding, structure
 from qtool.checkpoint import Checkpoint
 from qtool.errors import SourceError, UnsupportedError
 from qtool.formats import FORMATS
@@ -188,7 +188,7 @@ def make_plan(
         *notes.idle(recipe),
         *notes.missing_files(checkpoint, recipe.calibrates and not from_stats),
     ]
-    warnings += [*seems, *beside.said(checkpoint), *said]
+    warnings += [*seems, *beside.said(checkpoint), *padding.said(checkpoint), *said]
     parents = structure.expert_parents(tensors)
     roles = {name: structure.role(name, info, blocks, parents) for name, info in tensors.items()}
     default = recipe_scheme(recipe)

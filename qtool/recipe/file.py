@@ -58,6 +58,14 @@ class NamedTable(Table):
 AnyTable = TypeVar("AnyTable", bound=Table)
 
 
+# Of both kinds of recipe; see qtool.padding.
+PAD: Any = Field(
+    default=0,
+    ge=0,
+    le=65_536,
+    description="intermediate widths get zeros up to a multiple of this; 0: they stay",
+)
+
 Precision = Literal["float32", "bfloat16"]  # of products; see qtool.calibrating.precision
 PRECISIONS = get_args(Precision)
 
@@ -85,9 +93,12 @@ def said_of(precision: Precision) -> dict[str, Any]:
 
 
 def recorded(keys: dict[str, Any]) -> dict[str, Any]:
-    """A recipe's keys as records have them: of a precision there is a word where it is another."""
+    """A recipe's keys as records have them: of a precision there is a word where it is another, and
+    of padding where there is some."""
     if keys["calibration"]["precision"] == "float32":
         del keys["calibration"]["precision"]
+    if not keys["pad_intermediate"]:
+        del keys["pad_intermediate"]
     return keys
 
 

@@ -18,6 +18,7 @@ from pydantic import BaseModel, field_validator, model_validator
 from qtool.errors import RecipeError
 from qtool.recipe.consistency import METHODS, TRANSFORMS, check
 from qtool.recipe.file import (
+    PAD,
     Calibration,
     NamedTable,
     document,
@@ -67,6 +68,7 @@ class Recipe(NamedTable):
     calibration: Calibration = Calibration()
     overrides: tuple[Override, ...] = ()
     indivisible: Literal["error", "dense", "smaller-group"] = "error"
+    pad_intermediate: int = PAD
     rtn: RtnOptions = RtnOptions()
     gptq: GptqOptions = GptqOptions()
     awq: AwqOptions = AwqOptions()

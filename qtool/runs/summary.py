@@ -11,6 +11,7 @@ from typing import Any
 from qtool.numbered import by_kind
 
 _SHOWN = 3  # names in a line
+_NOTE = "note: "
 OUTPUTS, WEIGHTS = "outputs", "weights"  # what a relative error is of
 
 
@@ -75,8 +76,12 @@ class Summary:
     memory: dict[str, Any] = field(default_factory=dict)  # what was planned: budget.Memory.json()
 
     def json(self) -> dict[str, Any]:
-        """The --json object."""
-        return asdict(self)
+        """The --json object. What a plan only remarks is no warning."""
+        remarks = [one for one in self.warnings if one.startswith(_NOTE)]
+        return asdict(self) | {
+            "warnings": [one for one in self.warnings if one not in remarks],
+            "notes": [*(one.removeprefix(_NOTE) for one in remarks), *self.notes],
+        }
 
     def lines(self) -> list[str]:
         """The same for a person."""

@@ -16,6 +16,7 @@ kernels/linear/mixed_precision), SGLang (quantization/gptq, awq).
 
 from collections.abc import Iterator
 
+from qtool import padding
 from qtool.formats import auto_round
 from qtool.verification import engine_auto_round
 from qtool.verification.engine_compressed import compressed_findings, packing
@@ -178,8 +179,10 @@ def _tiles(view: EngineView, engine: str, who: str, tp: int) -> Iterator[Finding
             return f"{start}, so that its inputs and outputs are padded at every step"
         if view.format == "awq":
             return f"{start}, so that AWQ's slow kernels serve it"
-        pad = "zero-pad it before quantizing, or " if layer.paddable else ""
-        return f"{start}, and nothing is padded; {pad}leave it dense"
+        hidden, inner = (out, width) if layer.input_split else (width, out)
+        helps = layer.paddable and inner % MARLIN_IN and hidden % MARLIN_IN == 0
+        pad = f"{padding.advice(MARLIN_IN * tp)}, or " if helps else ""
+        return f"{start}, and nothing is padded while it runs; {pad}leave it dense"
 
     sums: dict[str, int] = {}
     first: list[Layer] = []
@@ -233,9 +236,11 @@ def _experts(view: EngineView, engine: str, who: str, tp: int) -> Iterator[Findi
                 "which its kernels for experts need"
             )
         if engine == "sglang" and view.format == "gptq" and not fits(found):
+            step = max(64, size)
+            way = padding.advice(step * tp) if hidden % 128 == 0 else "leave experts dense"
             return (
                 f"an expert's widths {hidden} and {inner} are not what Marlin takes (multiples of "
-                f"128 and of {max(64, size)}); zero-pad them before quantizing"
+                f"128 and of {step}); {way}"
             )
         return None
 

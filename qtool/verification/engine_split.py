@@ -8,6 +8,7 @@ fp8_utils.validate_fp8_block_shape, verify_group_size_divides_partition), SGLang
 
 from collections.abc import Iterator
 
+from qtool import padding
 from qtool.verification.engine_targets import weight_arguments
 from qtool.verification.engine_view import EngineView, Layer, alike
 from qtool.verification.finding import Finding
@@ -81,7 +82,8 @@ def _width(layer: Layer, tp: int) -> str | None:
         what, width = "in_features", layer.in_features
     if width % tp == 0:
         return None
-    return f"{what} {width} is not divisible by {tp}; use fewer ranks"
+    pad = f", or {padding.advice(tp)}" if layer.paddable else ""
+    return f"{what} {width} is not divisible by {tp}; use fewer ranks{pad}"
 
 
 def _group(view: EngineView, layer: Layer, tp: int, heads: int) -> str | None:
@@ -106,8 +108,7 @@ def _group(view: EngineView, layer: Layer, tp: int, heads: int) -> str | None:
     if smaller and stored.kind == "int":
         ways.append(f"quantize with group_size {max(smaller)}")
     if layer.paddable:
-        padded = -(-width // (size * tp)) * size * tp
-        ways.append(f"zero-pad that width to {padded} before quantizing")
+        ways.append(padding.advice(size * tp, width))
     return (
         f"in_features {width} / {tp} = {width // tp} is not a multiple of {size}, its group size; "
         f"{', or '.join(ways)}"
@@ -161,8 +162,7 @@ def _blocks(view: EngineView, layer: Layer, tp: int) -> str | None:
     ways = ["use fewer ranks"] if ranks > 1 else []
     ways.append("quantize with one scale a channel")
     if layer.paddable:
-        padded = -(-width // (size * ranks)) * size * ranks
-        ways.append(f"zero-pad that width to {padded} before quantizing")
+        ways.append(padding.advice(size * ranks, width))
     return (
         f"{what} {width}{per_rank} is not a multiple of {size}, its FP8 blocks; "
         f"{', or '.join(ways)}"

@@ -5,10 +5,11 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 from qtool.errors import QtoolError
-from qtool.gguf.open import open_source
+from qtool.gguf.open import is_gguf, open_source
 from qtool.gguf.plan import CHECKSUM_KEY, RECIPE_KEY, SCALES_KEY
 from qtool.gguf.source import GgufSource
 from qtool.gguf_types import BY_NAME
+from qtool.padding import KEY, padded
 from qtool.runs import embedded
 from qtool.runs.progress import Progress
 from qtool.verification import (
@@ -107,12 +108,29 @@ def _source(path: Path, file: GgufSource, against: Path) -> tuple[GgufSource | N
     except QtoolError as problem:
         said = f"{problem}; it is compared with the source as that is"
         return open_source(against), [Finding("warning", "provenance", RECIPE_KEY, said)]
+    multiple = recipe.get(KEY)
+    multiple = multiple if type(multiple) is int and multiple > 1 else 0
     if not isinstance(recipe.get("transforms"), list):
-        return open_source(against), []
+        return _padded(against, multiple) if multiple else (open_source(against), [])
     from qtool.verification.rotated import as_transformed_gguf
 
     scales = file.metadata.get(SCALES_KEY)
-    return as_transformed_gguf(recipe, None if scales is None else str(scales.value), against)
+    said_scales = None if scales is None else str(scales.value)
+    return as_transformed_gguf(recipe, said_scales, against, multiple)
+
+
+def _padded(against: Path, multiple: int) -> tuple[GgufSource | None, list[Finding]]:
+    """The source with the widths of the file."""
+    from qtool.checkpoint import Checkpoint
+    from qtool.gguf.from_hf import hf_source
+
+    if is_gguf(against):
+        said = (
+            f"the model was padded ({KEY} {multiple}) and the model given is no checkpoint of "
+            "safetensors: they are not compared; give the folder that it was made of"
+        )
+        return None, [Finding("note", "against", "", said)]
+    return hf_source(padded(Checkpoint.open(against), multiple)), []
 
 
 def _made_up(path: Path, file: GgufSource) -> bool:

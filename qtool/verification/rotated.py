@@ -15,6 +15,7 @@ from qtool.checkpoint import Checkpoint
 from qtool.errors import QtoolError
 from qtool.gguf.open import is_gguf
 from qtool.gguf.source import GgufSource
+from qtool.padding import padded
 from qtool.verification.finding import Finding
 
 if TYPE_CHECKING:
@@ -61,9 +62,10 @@ def as_rotated(artifact: Artifact, source: Weights) -> tuple[Weights | None, lis
 
 
 def as_transformed_gguf(
-    recipe: Mapping[str, object], scales: str | None, source: Path
+    recipe: Mapping[str, object], scales: str | None, source: Path, multiple: int
 ) -> tuple[GgufSource | None, list[Finding]]:
-    """The same of a GGUF file whose recipe has transforms. scales: the JSON of its qtool.scales."""
+    """The same of a GGUF file whose recipe has transforms. scales: the JSON of its qtool.scales.
+    multiple: to which its widths were padded; 0: they were not."""
     from pydantic import ValidationError
 
     from qtool.fused_experts import apart_as
@@ -94,6 +96,8 @@ def as_transformed_gguf(
     try:
         record = from_json(json.loads(scales or "null")) if scaled else {}
         checkpoint = apart_as(Checkpoint.open(source), record)
+        if multiple:
+            checkpoint = padded(checkpoint, multiple)
         view = _untied(checkpoint, options, rotates)
         if rotates:
             _prepared(view, options)

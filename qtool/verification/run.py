@@ -17,6 +17,7 @@ from qtool.fused_experts import apart_as
 from qtool.gguf.open import is_gguf
 from qtool.gguf.workers import in_order
 from qtool.native.library import default_threads
+from qtool.padding import padded_as
 from qtool.record import is_statistics
 from qtool.runs.progress import Progress
 from qtool.scheme import GroupQuant, Scheme
@@ -163,7 +164,7 @@ def _verdict(
             if isinstance(opened, Checkpoint):
                 here = artifact.checkpoint
                 opened = alone_as(opened, here.config, here.tensors)
-                opened = apart_as(opened, here.tensors)
+                opened = padded_as(apart_as(opened, here.tensors), here.config)
             source, said = as_rotated(artifact, opened)
             findings += said
         subject = subject_of(path, artifact, source)
