@@ -1,17 +1,31 @@
 """qtool: turn any Hugging Face decoder LLM into a quantized artifact that engines load.
 
-From Python: `qtool.quantize`, `qtool.open`, `qtool.evaluate`, `qtool.generate`, `qtool.fit`; see
-qtool/api.py.
+From Python: `qtool.quantize`, `qtool.open`, `qtool.evaluate` and others; see qtool/api/.
 """
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from qtool.api import Model, download, evaluate, fit, generate, open, quantize
+    from qtool.api import (
+        Model,
+        compare,
+        convert,
+        download,
+        evaluate,
+        fit,
+        generate,
+        open,
+        plan,
+        quantize,
+        verify,
+    )
 
 __version__ = "0.1.0"
-__all__ = ["Model", "__version__", "download", "evaluate", "fit", "generate", "open", "quantize"]
+__all__ = [
+    "Model", "__version__", "compare", "convert", "download", "evaluate", "fit", "generate", "open",
+    "plan", "quantize", "verify",
+]  # fmt: skip
 
 # In an installed package formats/ and recipes/ lie inside qtool/; in a source checkout they lie
 # beside it. Looking there too makes `python -m qtool` work from a clone without installing.
@@ -20,7 +34,7 @@ if not (Path(__file__).parent / "formats").is_dir():
 
 
 def __getattr__(name: str) -> Any:
-    """The functions of qtool/api.py, imported when they are asked for: importing qtool is quick."""
+    """The functions of qtool/api/, imported when they are asked for: importing qtool is quick."""
     if name in __all__:
         from qtool import api
 

@@ -12,10 +12,10 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from qtool.artifact import Artifact
-from qtool.convert.certificate import Converted
-from qtool.convert.request import Request
-from qtool.convert.run import convert
-from qtool.convert.targets import target
+from qtool.converting.certificate import Converted
+from qtool.converting.request import Request
+from qtool.converting.run import convert
+from qtool.converting.targets import target
 from qtool.formats.gguf_file import GgufFile
 from qtool.hub import resolve
 from qtool.runs.progress import Progress

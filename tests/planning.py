@@ -6,7 +6,7 @@ from typing import Any
 import header_files
 
 from qtool.checkpoint import Checkpoint
-from qtool.plan.plan import Plan, make_plan
+from qtool.planning.plan import Plan, make_plan
 from qtool.recipe.recipe import load
 
 

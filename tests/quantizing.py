@@ -20,7 +20,7 @@ from qtool.calibrating import one_block
 from qtool.checkpoint import Checkpoint
 from qtool.cli import main as cli
 from qtool.hub import tiny_folder
-from qtool.plan.plan import MAX_SHARD_BYTES
+from qtool.planning.plan import MAX_SHARD_BYTES
 from qtool.recipe.recipe import load
 from qtool.runs import pipeline
 from qtool.runs.progress import Progress

@@ -145,3 +145,44 @@ def test_errors_are_qtools() -> None:
     ):
         with pytest.raises(QtoolError, match=said):
             call()
+
+
+def test_plan_verify_convert_compare(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QTOOL_CACHE", str(tmp_path / "cache"))
+    planned = qtool.plan("tiny", "w4g128-rtn", changes="weights.group_size=64", engine="vllm", tp=2)
+    made = qtool.quantize("tiny", "w4g128-rtn", tmp_path / "a", changes="weights.group_size=64")
+    assert planned.size_bytes == made.size_bytes
+    assert planned.bits_per_weight == made.bits_per_weight
+    said_of = planned.json()["findings"]
+    assert [one.check for one in planned.findings] == [one["check"] for one in said_of]
+    assert qtool.plan("tiny", "q4_k_m").size_bytes == qtool.quantize(
+        "tiny", "q4_k_m", tmp_path / "b.gguf"
+    ).size_bytes  # fmt: skip
+    verdict = qtool.verify(made.artifact, against="tiny", engine="vllm")
+    assert verdict.ok and len(verdict.layers) == 28
+    other = qtool.convert(made.artifact, "gptq-v2", tmp_path / "c")
+    assert other.certificate.exact and Path(other.artifact) == tmp_path / "c"
+    text = tmp_path / "text.txt"
+    text.write_text("The quick brown fox jumps over the lazy dog. " * 40)
+    names = [made.artifact, tmp_path / "b.gguf"]
+    found = qtool.compare(names, text, against="tiny", windows=1, length=32)
+    assert [one.artifact for one in found.found] == [str(name) for name in names]
+    assert found.front <= set(map(str, names)) and not found.failed
+    assert [row["front"] for row in found.json()["artifacts"]].count(True) == len(found.front)
+    said = capsys.readouterr()
+    assert said.out == said.err == ""
+
+
+def test_what_cannot_be_asked(tmp_path: Path) -> None:
+    for call, said in (
+        (lambda: qtool.plan("tiny", "w4g128-rtn", tp=2), "--tp is asked without --engine"),
+        (lambda: qtool.plan("tiny", "w4g128-rtn", threads=0), "threads 0: expected 1 or more"),
+        (lambda: qtool.convert("tiny", "gptq", tmp_path / "a", dtype="int8"), "--dtype int8"),
+        (lambda: qtool.convert("tiny", "gptq", tmp_path / "a", assume="v3"), "--assume v3"),
+        (lambda: qtool.compare([], "text.txt", against="tiny"), "none are named"),
+        (lambda: qtool.verify("tiny", tp=0), "tp 0: expected 1 or more"),
+    ):
+        with pytest.raises(QtoolError, match=said):
+            call()

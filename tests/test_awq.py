@@ -18,7 +18,7 @@ from qtool.calibrating.stream import LoadedBlock, Stream
 from qtool.calibrating.workers import Workers
 from qtool.checkpoint import Checkpoint
 from qtool.methods import gptq, rtn
-from qtool.plan.plan import Plan, make_plan
+from qtool.planning.plan import Plan, make_plan
 from qtool.recipe import recipe
 from qtool.recipe.recipe import Recipe
 from qtool.scheme import Scheme

@@ -29,8 +29,8 @@ from verifying import forget_digests
 from qtool import schemas
 from qtool.artifact import Artifact
 from qtool.cli import main
-from qtool.convert import pieces
-from qtool.convert.targets import TARGETS, target
+from qtool.converting import pieces
+from qtool.converting.targets import TARGETS, target
 from qtool.errors import QtoolError, UnsupportedError, UsageError
 from qtool.hub import resolve
 

@@ -25,7 +25,7 @@ from converting import (
 )
 
 from qtool.artifact import Artifact
-from qtool.convert.blocks import Q4_0, Q4_1, Q8_0, BlockMatrix, pack, unpack
+from qtool.converting.blocks import Q4_0, Q4_1, Q8_0, BlockMatrix, pack, unpack
 from qtool.errors import QtoolError, UnsupportedError
 from qtool.gguf import convert as gguf_convert
 from qtool.gguf import from_hf

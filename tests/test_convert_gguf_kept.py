@@ -16,7 +16,7 @@ from converting import (
 )
 from safetensors.torch import load_file, save_file
 
-from qtool.convert.blocks import MXFP4, BlockMatrix, pack
+from qtool.converting.blocks import MXFP4, BlockMatrix, pack
 from qtool.errors import UnsupportedError
 from qtool.formats.gguf_file import GgufFile
 from qtool.scheme import GroupQuant, Scheme

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from converting import artifacts, converted, place, run
 
-from qtool.convert.certificate import Squares
+from qtool.converting.certificate import Squares
 from qtool.errors import QtoolError
 
 TO = ("awq", "awq-llm", "gptq", "gptq-v2", "compressed-tensors", "gguf", "gguf-q8_0", "hf")

@@ -11,7 +11,7 @@ from converting import converted, place, run, weights
 from safetensors.numpy import load_file, save_file
 
 from qtool.artifact import Artifact
-from qtool.convert import lost
+from qtool.converting import lost
 from qtool.errors import UnsupportedError
 from qtool.scheme import GroupQuant, Scheme
 

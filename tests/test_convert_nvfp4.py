@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from verifying import forget_digests
 
 from qtool.artifact import Artifact
-from qtool.convert import nvfp4
-from qtool.convert.blocks import second_scale
+from qtool.converting import nvfp4
+from qtool.converting.blocks import second_scale
 from qtool.errors import FormatError, UnsupportedError
 from qtool.formats.gguf_file import GgufFile
 from qtool.gguf.open import open_source

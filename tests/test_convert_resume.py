@@ -13,10 +13,10 @@ from quantizing import Call, files
 from test_resume import damage
 from verifying import forget_digests
 
-from qtool.convert import resume
-from qtool.convert.request import Request
-from qtool.convert.run import convert
-from qtool.convert.targets import target
+from qtool.converting import resume
+from qtool.converting.request import Request
+from qtool.converting.run import convert
+from qtool.converting.targets import target
 from qtool.errors import ResumeError
 from qtool.formats.safetensors_file import StreamWriter
 from qtool.gguf.quantize import run_gguf

@@ -24,7 +24,7 @@ from faulty_runs import (
 )
 from quantizing import files
 
-from qtool.convert.resume import at_once
+from qtool.converting.resume import at_once
 from qtool.errors import ResumeError, SourceError, UnsupportedError
 from qtool.gguf import convert
 from qtool.gguf.open import open_source

@@ -15,7 +15,7 @@ from qtool.fitting.before import _chances
 from qtool.fitting.outside import kept_keys, remains, slopes_of
 from qtool.fitting.sampled import by_weight
 from qtool.fitting.slope import Slope, Slopes
-from qtool.plan.planned import Planned
+from qtool.planning.planned import Planned
 from qtool.recipe.recipe import Recipe, load
 from qtool.scheme import Dense
 

@@ -15,7 +15,7 @@ from qtool.errors import UnsupportedError
 from qtool.fitting import fit as module
 from qtool.fitting.memory import Fitting, memory, passing
 from qtool.fitting.passing import Passing
-from qtool.plan.shapes import Block, Input, Shapes, slope_bytes
+from qtool.planning.shapes import Block, Input, Shapes, slope_bytes
 from qtool.recipe.file import Calibration
 
 __all__ = ["call", "tiny"]

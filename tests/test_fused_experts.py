@@ -24,8 +24,8 @@ from qtool.checkpoint import Checkpoint
 from qtool.diff.diff import diff
 from qtool.errors import SourceError
 from qtool.fused_experts import apart, apart_as
-from qtool.plan.experts import as_quantized
-from qtool.plan.plan import make_plan
+from qtool.planning.experts import as_quantized
+from qtool.planning.plan import make_plan
 from qtool.recipe.recipe import load
 from qtool.runs.progress import Progress
 from qtool.runs.summary import OUTPUTS, WEIGHTS

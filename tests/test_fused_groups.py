@@ -8,7 +8,7 @@ import quantizing
 
 from qtool.artifact import Artifact
 from qtool.checkpoint import Checkpoint
-from qtool.plan.plan import make_plan
+from qtool.planning.plan import make_plan
 from qtool.recipe.recipe import load
 
 

@@ -23,7 +23,7 @@ from qtool.gguf.plan import GgufPlan, make_gguf_plan
 from qtool.gguf.recipe import GgufRecipe
 from qtool.gguf.source import GgufSource
 from qtool.gguf_types import BY_NAME, F16, TENSOR_TYPES
-from qtool.plan.rows import rows, type_of
+from qtool.planning.rows import rows, type_of
 from qtool.recipe.recipe import load
 
 SMALL = dense("llama", 8, 256, 512, 8, 2)

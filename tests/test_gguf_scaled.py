@@ -26,8 +26,8 @@ from qtool.gguf.recipe import GgufRecipe
 from qtool.gguf.request import GgufRequest
 from qtool.gguf.scaling import Scaling
 from qtool.gguf.weights import gguf_weights
-from qtool.plan.duration import STARTUP_SECONDS
-from qtool.plan.estimate import PROVING_PROCESS_BYTES
+from qtool.planning.duration import STARTUP_SECONDS
+from qtool.planning.estimate import PROVING_PROCESS_BYTES
 from qtool.recipe import recipe as recipes
 from qtool.reproduce.run import Asked, reproduce
 from qtool.transforms.rotated import Rotated

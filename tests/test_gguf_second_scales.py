@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from test_fit import request
 
 from qtool import native_gguf
-from qtool.convert import nvfp4
+from qtool.converting import nvfp4
 from qtool.diff.diff import diff
 from qtool.errors import FormatError, UnsupportedError
 from qtool.fitting.fit import fit

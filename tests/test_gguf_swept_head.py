@@ -22,7 +22,7 @@ from qtool.calibrating import measure
 from qtool.calibrating.calibration import Calibration
 from qtool.calibrating.stats import SiteStats
 from qtool.checkpoint import Checkpoint
-from qtool.convert.resume import at_once
+from qtool.converting.resume import at_once
 from qtool.formats.gguf_file import GgufFile
 from qtool.gguf import sweep, sweeping
 from qtool.gguf.convert import convert_to_hf

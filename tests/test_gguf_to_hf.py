@@ -18,7 +18,7 @@ import quantizing
 
 from qtool import native_gguf
 from qtool.checkpoint import Checkpoint
-from qtool.convert.resume import at_once
+from qtool.converting.resume import at_once
 from qtool.errors import FormatError, QtoolError, UnsupportedError
 from qtool.formats.gguf_values import Value, f32, string, u32
 from qtool.gguf import convert, from_hf

@@ -24,7 +24,7 @@ from qtool.checkpoint import Checkpoint
 from qtool.errors import RecipeError, SourceError, UnsupportedError
 from qtool.matrix.cells import cells
 from qtool.methods import gptaq
-from qtool.plan.plan import make_plan
+from qtool.planning.plan import make_plan
 from qtool.recipe.recipe import load
 from qtool.verification.run import verify_artifact
 

@@ -28,7 +28,7 @@ from qtool.calibrating.skeleton import PROBE_TOKENS, Skeleton
 from qtool.calibrating.workers import Workers
 from qtool.checkpoint import Checkpoint
 from qtool.errors import UnsupportedError
-from qtool.plan.handed import Handed, handed_on
+from qtool.planning.handed import Handed, handed_on
 from qtool.transforms import awq
 
 SETS = ("calibration.samples=4", "calibration.length=96", "indivisible=dense")

@@ -21,8 +21,8 @@ from qtool.formats import FORMATS
 from qtool.formats.safetensors_file import TensorInfo
 from qtool.hub import tiny_folder
 from qtool.methods import gptq, rtn
-from qtool.plan.fit import format_options
-from qtool.plan.plan import make_plan
+from qtool.planning.fit import format_options
+from qtool.planning.plan import make_plan
 from qtool.recipe.recipe import load
 from qtool.runs import by_rows
 from qtool.runs.journal import Journal

@@ -15,11 +15,11 @@ from verifying import but_digests, forget_digests
 from qtool.artifact import Artifact
 from qtool.calibrating.calibration import calibration_tokens
 from qtool.checkpoint import Checkpoint
-from qtool.convert.from_artifact import artifact_model
+from qtool.converting.from_artifact import artifact_model
 from qtool.errors import FormatError, RecipeError, UnsupportedError
 from qtool.inspect import inspect
-from qtool.plan.cache import attention_of
-from qtool.plan.plan import make_plan
+from qtool.planning.cache import attention_of
+from qtool.planning.plan import make_plan
 from qtool.quality import activations
 from qtool.quality.engine_inputs import declared
 from qtool.recipe import recipe as recipes

@@ -20,10 +20,10 @@ from qtool.cli.main import app
 from qtool.errors import UnsupportedError
 from qtool.gguf.quantize import run_gguf
 from qtool.gguf.request import GgufRequest
-from qtool.plan import budget, estimate, shapes
-from qtool.plan.estimate import Peak
-from qtool.plan.plan import Plan, make_plan
-from qtool.plan.shapes import GRAM_BYTES, Setting
+from qtool.planning import budget, estimate, shapes
+from qtool.planning.estimate import Peak
+from qtool.planning.plan import Plan, make_plan
+from qtool.planning.shapes import GRAM_BYTES, Setting
 from qtool.recipe.recipe import load
 from qtool.runs import pipeline
 from qtool.runs.journal import Journal

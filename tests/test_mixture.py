@@ -17,7 +17,7 @@ from qtool.cli.main import app
 from qtool.errors import SourceError
 from qtool.hub import tiny_folder
 from qtool.matrix.shared import text_digest
-from qtool.plan.shapes import text_bytes
+from qtool.planning.shapes import text_bytes
 from qtool.recipe.recipe import Calibration
 from qtool.runs.progress import Progress
 

@@ -11,7 +11,7 @@ import pytest
 from artifact_files import assert_same, random_quant
 from numpy.typing import NDArray
 
-from qtool.convert import survey
+from qtool.converting import survey
 from qtool.dequantize import dequantize
 from qtool.errors import FormatError
 from qtool.formats import Facts, detect, mlx

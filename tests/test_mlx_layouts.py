@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from qtool.artifact import Artifact
-from qtool.convert.from_artifact import artifact_model
+from qtool.converting.from_artifact import artifact_model
 from qtool.errors import FormatError, UnsupportedError
 from qtool.expert_stack import ExpertStack
 from qtool.formats import detect, mlx, mlx_experts
 from qtool.formats.mlx_floats import MODES
 from qtool.formats.safetensors_header import TensorInfo
-from qtool.plan import mlx as plan
+from qtool.planning import mlx as plan
 from qtool.quality.weights import artifact_weights
 from qtool.recipe.recipe import load
 from qtool.scheme import Dense, GroupQuant, Scheme

@@ -18,12 +18,12 @@ from safetensors.numpy import save_file
 import qtool
 from qtool.artifact import Artifact
 from qtool.checkpoint import Checkpoint
-from qtool.convert import pieces
+from qtool.converting import pieces
 from qtool.diff import sides
 from qtool.errors import FormatError, QtoolError, UnsupportedError
 from qtool.formats import mlx, mlx_experts
 from qtool.methods import rtn
-from qtool.plan.plan import make_plan
+from qtool.planning.plan import make_plan
 from qtool.recipe.recipe import load
 from qtool.scheme import GroupQuant
 from qtool.verification.run import verify_artifact

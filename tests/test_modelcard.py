@@ -12,7 +12,7 @@ import yaml
 from qtool import __version__, hub
 from qtool.checkpoint import Checkpoint
 from qtool.methods import rtn
-from qtool.plan.plan import make_plan
+from qtool.planning.plan import make_plan
 from qtool.recipe.recipe import Recipe, load
 from qtool.runs import modelcard, pipeline, provenance
 from qtool.runs.outcome import Outcome

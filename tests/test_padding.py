@@ -25,8 +25,8 @@ from qtool.formats.safetensors_file import TensorSpec, lay_out
 from qtool.fused_experts import apart
 from qtool.hub import tiny_folder
 from qtool.padding import Padded, padded, padded_as
-from qtool.plan.experts import as_quantized
-from qtool.plan.plan import make_plan
+from qtool.planning.experts import as_quantized
+from qtool.planning.plan import make_plan
 from qtool.recipe.recipe import Recipe, load, parse
 from qtool.runs.progress import Progress
 from qtool.verification.run import verify_artifact

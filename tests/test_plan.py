@@ -13,7 +13,7 @@ from planning import plan_of, quantized
 from qtool import structure
 from qtool.checkpoint import Checkpoint
 from qtool.errors import FormatError, QtoolError, UnsupportedError
-from qtool.plan.plan import make_plan
+from qtool.planning.plan import make_plan
 from qtool.recipe.recipe import load
 from qtool.runs.sink import artifact_facts
 from qtool.scheme import Dense, Dropped, Scheme
@@ -370,7 +370,7 @@ def test_thousands_of_tensors_in_a_second_without_torch(tmp_path: Path) -> None:
     assert time.process_time() - began < 1
     assert plan.counts["quantized"] == 16 * 64 * 3
     script = (
-        "import sys; from qtool.plan.plan import make_plan;"
+        "import sys; from qtool.planning.plan import make_plan;"
         "from qtool.checkpoint import Checkpoint;"
         f"from qtool.recipe.recipe import load; make_plan(load('w4g128-gptq'), "
         f"Checkpoint.open({str(tmp_path)!r})); print(sorted({{'torch', 'transformers', "

@@ -13,7 +13,7 @@ from qtool.cli.main import app
 from qtool.errors import UnsupportedError
 from qtool.formats.dtypes import DTYPE_BYTES, byte_size
 from qtool.hub import tiny_folder
-from qtool.plan.plan import make_plan
+from qtool.planning.plan import make_plan
 from qtool.recipe.recipe import load
 
 CODES: dict[str, tuple[str, str, tuple[int, ...], dict[str, str]]] = {

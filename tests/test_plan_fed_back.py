@@ -8,9 +8,9 @@ from gguf_shapes import dense
 from test_gguf_plan import plan_of as gguf_plan_of
 
 from qtool.checkpoint import Checkpoint
-from qtool.plan import estimate
-from qtool.plan.plan import Plan, make_plan
-from qtool.plan.shapes import Setting, shapes_of, whole_batches
+from qtool.planning import estimate
+from qtool.planning.plan import Plan, make_plan
+from qtool.planning.shapes import Setting, shapes_of, whole_batches
 from qtool.recipe.recipe import load
 
 HIDDEN, INNER, KV, LAYERS, VOCABULARY = 256, 768, 128, 2, 512

@@ -10,9 +10,9 @@ from test_gguf_plan import plan_of as gguf_plan_of
 
 from qtool.checkpoint import Checkpoint
 from qtool.cli.plan import _end
-from qtool.plan import estimate
-from qtool.plan.plan import Plan, make_plan
-from qtool.plan.shapes import Setting, shapes_of
+from qtool.planning import estimate
+from qtool.planning.plan import Plan, make_plan
+from qtool.planning.shapes import Setting, shapes_of
 from qtool.recipe.recipe import Recipe, load
 
 GUIDED = "gptq.guided=0.5"

@@ -12,7 +12,7 @@ from planning import plan_of
 from qtool.checkpoint import Checkpoint
 from qtool.errors import UnsupportedError
 from qtool.gguf.from_hf import hf_source
-from qtool.plan.plan import make_plan
+from qtool.planning.plan import make_plan
 from qtool.recipe.recipe import load
 
 LLAMA = {

@@ -8,9 +8,9 @@ import pytest
 from planning import plan_of, quantized
 
 from qtool.checkpoint import Checkpoint
-from qtool.plan import duration, estimate
-from qtool.plan.plan import Plan, make_plan
-from qtool.plan.rows import rows, scheme_of
+from qtool.planning import duration, estimate
+from qtool.planning.plan import Plan, make_plan
+from qtool.planning.rows import rows, scheme_of
 from qtool.recipe.recipe import load
 from qtool.runs.planned_view import planned_view
 from qtool.verification.engine_rules import view_findings
@@ -178,10 +178,11 @@ def test_estimates_count_the_proof_of_a_rotation(tmp_path: Path) -> None:
 def test_estimates_are_for_the_cores_a_run_may_use(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("qtool.plan.shapes.os.cpu_count", lambda: 256)
-    monkeypatch.setattr("qtool.plan.shapes.os.sched_getaffinity", lambda _: {3}, raising=False)
+    monkeypatch.setattr("qtool.planning.shapes.os.cpu_count", lambda: 256)
+    affinity = "qtool.planning.shapes.os.sched_getaffinity"
+    monkeypatch.setattr(affinity, lambda _: {3}, raising=False)
     one = plan_of(tmp_path, header_files.llama(layers=8), "w4g128-gptq")
-    monkeypatch.setattr("qtool.plan.shapes.os.sched_getaffinity", lambda _: {3, 4}, raising=False)
+    monkeypatch.setattr(affinity, lambda _: {3, 4}, raising=False)
     two = plan_of(tmp_path, header_files.llama(layers=8), "w4g128-gptq")
     assert one.seconds > two.seconds and one.peak_rss_bytes < two.peak_rss_bytes
 

@@ -8,7 +8,7 @@ from gguf_shapes import dense
 from test_gguf_plan import plan_of as gguf_plan_of
 
 from qtool.checkpoint import Checkpoint
-from qtool.plan.plan import make_plan
+from qtool.planning.plan import make_plan
 from qtool.recipe.recipe import load
 
 HIDDEN, INNER, KV, LAYERS = 256, 768, 128, 2

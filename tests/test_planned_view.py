@@ -13,7 +13,7 @@ from qtool import hub
 from qtool.artifact import Artifact
 from qtool.checkpoint import Checkpoint
 from qtool.cli import main as cli
-from qtool.plan.plan import make_plan
+from qtool.planning.plan import make_plan
 from qtool.recipe.recipe import Recipe, load
 from qtool.recipe.rotate import RotateOptions
 from qtool.runs.planned_view import expected, planned_view

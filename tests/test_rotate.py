@@ -18,7 +18,7 @@ from qtool.artifact import Artifact
 from qtool.calibrating.skeleton import Skeleton
 from qtool.checkpoint import Checkpoint
 from qtool.errors import RecipeError, UnsupportedError
-from qtool.plan.plan import make_plan
+from qtool.planning.plan import make_plan
 from qtool.recipe import recipe as recipes
 from qtool.recipe.rotate import RotateOptions
 from qtool.runs import embedded

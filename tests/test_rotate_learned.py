@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 from small_models import checkpoint, difference, logits
 
 from qtool.calibrating.skeleton import Skeleton
-from qtool.plan.plan import make_plan
+from qtool.planning.plan import make_plan
 from qtool.recipe import recipe as recipes
 from qtool.recipe.rotate import RotateOptions
 from qtool.transforms import rotate, rotated, rotation

@@ -22,7 +22,7 @@ from qtool.calibrating.online import Online, turned
 from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.workers import Workers
 from qtool.checkpoint import Checkpoint
-from qtool.convert.from_artifact import artifact_model
+from qtool.converting.from_artifact import artifact_model
 from qtool.errors import QtoolError, RecipeError, UnsupportedError
 from qtool.formats.compressed_tensors_config import named
 from qtool.formats.compressed_tensors_targets import targets_of

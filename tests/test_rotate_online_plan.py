@@ -10,7 +10,7 @@ from qtool.checkpoint import Checkpoint
 from qtool.cli.main import app
 from qtool.errors import FormatError
 from qtool.formats.compressed_tensors_transforms import turns
-from qtool.plan.plan import make_plan
+from qtool.planning.plan import make_plan
 from qtool.recipe import recipe as recipes
 from qtool.recipe.rotate import RotateOptions
 

@@ -234,7 +234,7 @@ def test_static_scales_are_the_largest_inputs(tmp_path: Path, recipe: str) -> No
 
 
 def test_experts_share_one_by_one() -> None:
-    from qtool.plan.shared_scales import shard_key
+    from qtool.planning.shared_scales import shard_key
 
     first = "model.layers.0.block_sparse_moe.experts.1"
     assert shard_key(f"{first}.w1") == shard_key(f"{first}.w3") != shard_key(f"{first}.w2")

@@ -14,7 +14,7 @@ from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.stats import collect
 from qtool.calibrating.workers import Workers
 from qtool.checkpoint import Checkpoint
-from qtool.plan.plan import make_plan
+from qtool.planning.plan import make_plan
 from qtool.recipe import recipe
 from qtool.transforms import awq, smooth, smooth_attention
 from qtool.transforms.fold import restored

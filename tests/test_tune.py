@@ -24,7 +24,7 @@ from qtool.checkpoint import Checkpoint
 from qtool.errors import RecipeError, UnsupportedError
 from qtool.matrix.cells import cells
 from qtool.methods import rtn, tune
-from qtool.plan.plan import make_plan
+from qtool.planning.plan import make_plan
 from qtool.recipe.methods import TuneOptions
 from qtool.recipe.recipe import load, parse
 from qtool.runs.summary import TunedReport

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 from qtool import api
 from qtool.cli.main import app
 from qtool.errors import RecipeError
-from qtool.plan.unmatched import near
+from qtool.planning.unmatched import near
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from planning import plan_of, quantized
 from qtool.errors import UnsupportedError
 from qtool.gguf.plan import make_gguf_plan
 from qtool.gguf.recipe import GgufRecipe
-from qtool.plan.plan import Plan
+from qtool.planning.plan import Plan
 from qtool.recipe.recipe import load
 
 ATTENTION = {"attn.q_proj.weight": (256, 256), "attn.o_proj.weight": (256, 256)}

@@ -25,7 +25,7 @@ from qtool.checkpoint import Checkpoint
 from qtool.errors import UnsupportedError
 from qtool.formats.safetensors_header import TensorInfo
 from qtool.layer_names import is_head
-from qtool.plan.plan import make_plan
+from qtool.planning.plan import make_plan
 from qtool.recipe.recipe import load
 from qtool.verification.exact import only_scaled
 from qtool.verification.run import verify_artifact

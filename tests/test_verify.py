@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 from qtool.checkpoint import Checkpoint
 from qtool.errors import FormatError
 from qtool.formats.safetensors_file import Layout, StreamWriter, TensorSpec, lay_out
-from qtool.plan.plan import Plan, make_plan
+from qtool.planning.plan import Plan, make_plan
 from qtool.recipe.recipe import load
 from qtool.runs.sink import Sink
 from qtool.runs.verify import verify

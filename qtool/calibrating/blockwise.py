@@ -32,8 +32,8 @@ from qtool.calibrating.workers import Workers
 from qtool.checkpoint import Checkpoint
 from qtool.errors import SourceError
 from qtool.fitting.ends import Ends
-from qtool.plan.plan import Plan
-from qtool.plan.shared_scales import SharedScales
+from qtool.planning.plan import Plan
+from qtool.planning.shared_scales import SharedScales
 from qtool.recipe.file import said_of
 from qtool.runs import resume
 from qtool.runs.outcome import Outcome, merged

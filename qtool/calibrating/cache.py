@@ -20,7 +20,7 @@ from qtool.calibrating.stream import LoadedBlock, Stream
 from qtool.calibrating.torch_calls import TorchCalls
 from qtool.calibrating.workers import Workers
 from qtool.errors import SourceError, UnsupportedError
-from qtool.plan.cache import Kept
+from qtool.planning.cache import Kept
 
 REACH = {("float", 8): 448.0, ("int", 8): 127.0, ("int", 4): 7.5}
 

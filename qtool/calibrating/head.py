@@ -18,8 +18,8 @@ from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.stats import SiteStats, gram_of
 from qtool.layer_names import is_head
 from qtool.methods import gptq
-from qtool.plan.plan import Plan
-from qtool.plan.planned import Planned
+from qtool.planning.plan import Plan
+from qtool.planning.planned import Planned
 from qtool.recipe.recipe import Recipe
 from qtool.runs.by_rows import nearest, quantize_rows
 from qtool.runs.outcome import Outcome

@@ -26,9 +26,9 @@ from qtool.calibrating.stats_file import StatsFile
 from qtool.calibrating.stream import CPU, LoadedBlock
 from qtool.calibrating.tuning import Tuning
 from qtool.errors import SourceError
-from qtool.plan.plan import Plan
-from qtool.plan.planned import Planned
-from qtool.plan.shared_scales import SharedScales
+from qtool.planning.plan import Plan
+from qtool.planning.planned import Planned
+from qtool.planning.shared_scales import SharedScales
 from qtool.recipe.recipe import Recipe
 from qtool.runs.journal import Journal
 from qtool.runs.outcome import Outcome

@@ -29,10 +29,10 @@ from qtool.errors import UnsupportedError
 from qtool.fitting.ends import advised
 from qtool.methods import gptq, rtn
 from qtool.methods.tiles import Spread, in_turn
-from qtool.plan.duration import REPORTED_ROWS
-from qtool.plan.plan import Plan
-from qtool.plan.planned import Planned
-from qtool.plan.shared_scales import SharedScales
+from qtool.planning.duration import REPORTED_ROWS
+from qtool.planning.plan import Plan
+from qtool.planning.planned import Planned
+from qtool.planning.shared_scales import SharedScales
 from qtool.recipe.recipe import Recipe
 from qtool.runs import layer_errors
 from qtool.runs.summary import OUTPUTS, WEIGHTS, LayerReport

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from qtool.calibrating.originals import Originals
 from qtool.calibrating.stream import LoadedBlock
 from qtool.methods.tune import Grouped
-from qtool.plan.planned import Planned
+from qtool.planning.planned import Planned
 from qtool.recipe.methods import TuneOptions
 from qtool.runs.sink import Sink
 from qtool.runs.summary import TunedReport

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from qtool.errors import QtoolError, SourceError
+from qtool.errors import SourceError
 
 if TYPE_CHECKING:
-    from qtool.quality.evaluate import Evaluation
+    from qtool.quality.compare import Compared
 
 
 def compare(
@@ -36,43 +36,30 @@ def compare(
     json_: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
 ) -> None:
     """Measure ARTIFACTS on a text, and say which of them none of the others beats."""
-    from qtool.calibrating.allocator import share_heap
+    from qtool import api
 
-    share_heap()
-    from qtool.hub import resolve
-    from qtool.native.library import default_threads
-    from qtool.quality.evaluate import Protocol, check_protocol, evaluate
-    from qtool.quality.pareto import front, svg
-    from qtool.runs.progress import Progress
-
-    chosen = Protocol(protocol, text, windows, length)
-    check_protocol(chosen)
     if plot is not None:
         _check_plot(plot)
-    progress = Progress(quiet=json_)
-    failed: dict[Path, QtoolError] = {}
-    found = evaluate(
-        [*dict.fromkeys(resolve(artifact, progress) for artifact in artifacts)],
-        resolve(against, progress),
-        chosen,
-        threads or default_threads(),
-        progress,
+    made = api.compare(
+        artifacts,
+        text,
+        against=against,
+        windows=windows,
+        length=length,
+        protocol=protocol,
+        threads=threads,
         cache=cache,
-        failed=failed,
+        quiet=json_,
     )
-    best = front(found)
     if json_:
-        rows = [one.json() | {"front": one.artifact in best} for one in found]
-        left = [{"artifact": str(path), "error": str(error)} for path, error in failed.items()]
-        said = {"against": against, "artifacts": rows, "failed": left}
-        typer.echo(json.dumps(said, allow_nan=False))
+        typer.echo(json.dumps(made.json(), allow_nan=False))
     else:
-        _print(found, best)
+        _print(made)
     if plot is not None:  # last: should it fail, the figures are there
-        _write_plot(plot, svg(found))
-    for error in failed.values():
+        _write_plot(plot, made.svg())
+    for error in made.failed.values():
         typer.echo(f"error: {error}", err=True)
-    if failed:
+    if made.failed:
         raise typer.Exit(1)
 
 
@@ -100,11 +87,12 @@ def _write_plot(plot: Path, content: str) -> None:
         raise SourceError(f"{plot}: cannot be written ({error.strerror})") from None
 
 
-def _print(found: list["Evaluation"], best: set[str]) -> None:
+def _print(made: "Compared") -> None:
     from qtool.cli.tables import print_table
     from qtool.table import Table
 
     titles = ("artifact", "bytes", "perplexity", "KLD", "+-", "p99", "same top", "front")
+    found = made.found
     rounding = any(one.found["protocol"]["activations"] != "float32" for one in found)
     rows = []
     for one in sorted(found, key=lambda one: one.size_bytes):
@@ -118,7 +106,7 @@ def _print(found: list["Evaluation"], best: set[str]) -> None:
             "?" if bounds is None else f"{(bounds[1] - bounds[0]) / 2:.5f}",
             f"{row['kld']['p99']:.4f}",
             f"{row['top1_agreement']:.2%}",
-            "*" if one.artifact in best else "",
+            "*" if one.artifact in made.front else "",
             *([row["protocol"]["activations"]] if rounding else []),
         )
         rows.append(cells)

@@ -32,7 +32,7 @@ def engines(incomplete: str) -> list[str]:
 
 def targets(incomplete: str) -> list[str]:
     """What `qtool convert` makes."""
-    from qtool.convert.targets import TARGETS
+    from qtool.converting.targets import TARGETS
 
     return sorted(name for name in TARGETS if name.startswith(incomplete))
 

@@ -9,9 +9,7 @@ import typer
 from qtool.cli import completing
 
 if TYPE_CHECKING:
-    from qtool.convert.certificate import Converted, Rounded
-
-DTYPES = ("float16", "bfloat16", "float32")
+    from qtool.converting.certificate import Converted, Rounded
 
 
 def convert(
@@ -54,30 +52,20 @@ def convert(
     Dequantized (--to hf), its products are rounded to --dtype, and the error of each is recorded;
     float32 holds them all.
     """
-    from qtool.convert.request import Request
-    from qtool.convert.run import convert as run
-    from qtool.convert.targets import target
-    from qtool.errors import UsageError
-    from qtool.formats.safetensors_file import parse_size
-    from qtool.hub import resolve
-    from qtool.runs.progress import Progress
+    from qtool import api
 
-    if dtype is not None and dtype not in DTYPES:
-        raise UsageError(f"--dtype {dtype}: expected {', '.join(DTYPES)}")
-    if assume not in (None, "v1", "v2"):
-        raise UsageError(f"--assume {assume}: expected v1 or v2")
-    request = Request(
-        source=resolve(artifact),
-        target=target(to),
-        out=out,
+    made = api.convert(
+        artifact,
+        to,
+        out,
         lossy=lossy,
         dtype=dtype,
         assume=assume,
-        max_shard_bytes=parse_size(max_shard_size, "--max-shard-size"),
-        replaces=replace,
+        max_shard_size=max_shard_size,
+        replace=replace,
         fresh=fresh,
+        quiet=json_,
     )
-    made = run(request, Progress(quiet=json_))
     if json_:
         typer.echo(json.dumps(made.json(), allow_nan=False))
     else:

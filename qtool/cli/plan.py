@@ -1,10 +1,9 @@
 """`qtool plan`: what a recipe will do to a model, before any of it is done."""
 
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,13 +12,9 @@ from qtool.printable import printable
 
 if TYPE_CHECKING:
     from qtool.gguf.planned import GgufPlan
-    from qtool.gguf.recipe import GgufRecipe
-    from qtool.plan.budget import Memory
-    from qtool.plan.plan import Plan
-    from qtool.plan.rows import Row
-    from qtool.recipe.file import Calibration
-    from qtool.recipe.recipe import Recipe
-    from qtool.verification.finding import Finding
+    from qtool.planning.budget import Memory
+    from qtool.planning.plan import Plan
+    from qtool.planning.rows import Row
 
 
 def plan(
@@ -76,168 +71,48 @@ def plan(
 
     With --engine also what that engine would refuse; exit status 1 where it would.
     """
-    from qtool.errors import UsageError
-    from qtool.formats.safetensors_file import parse_size
-    from qtool.plan.notes import unread
+    from qtool import api
     from qtool.recipe.described import methods
-    from qtool.recipe.recipe import Recipe, calibration_sets, load
-    from qtool.runs.quantize import reads_text, refuse
 
-    if engine is None and tp != 1:
-        raise UsageError("--tp is asked without --engine; name the engine, such as --engine vllm")
-    if engine is not None:
-        from qtool.verification.engine_rules import check_engine
-
-        check_engine(engine, tp)
-    loaded = load(recipe, (set_ or []) + calibration_sets(calibration, samples, length, None))
-    ram = None if max_ram is None else parse_size(max_ram, "--max-ram")
-    findings: list[Finding] = []
-    made: Plan | GgufPlan
-    if isinstance(loaded, Recipe):
-        refuse(loaded, "makes no GGUF file", {"--imatrix": imatrix})
-        calibrates = loaded.calibrates
-        unusable = _unusable(loaded.calibration, calibration) if calibrates else None
-        made, config = _plan(model, loaded, max_shard_size or "5GB", threads, ram, requantize)
-        made = replace(made, warnings=(*made.warnings, *unread(loaded)))
-        if engine is not None:
-            findings = _findings(made, config, engine, tp)
-    else:
-        refuse(loaded, "makes one GGUF file", {"--max-shard-size": max_shard_size})
-        given = {"--calibration": calibration, "--samples": samples, "--length": length}
-        named = [name for name, one in given.items() if one is not None]
-        calibrates = reads_text(loaded, imatrix, named)
-        unusable = _unusable(loaded.calibration, calibration) if calibrates else None
-        made = _plan_gguf(model, loaded, imatrix, requantize, threads, ram)
-        if engine is not None:
-            from qtool.verification.engine_rules import type_findings
-
-            types = {tensor.name: tensor.type for tensor in made.tensors}
-            architecture = str(made.metadata["general.architecture"].value)
-            findings = type_findings(architecture, types, engine, tp)
-    if unusable is not None:
-        made = replace(made, warnings=(*made.warnings, unusable))
-    if json_:
-        asked = {} if engine is None else {"engine": engine, "tp": tp}
-        found = {} if engine is None else {"findings": [vars(finding) for finding in findings]}
-        typer.echo(json.dumps(made.json() | asked | found))
-    else:
-        how = methods(loaded) if calibrates else None
-        _print_any(made, all_, engine is not None, how)
-        for finding in findings:
-            typer.echo(printable(f"{finding.severity}: {finding.message}"))
-        if engine is not None and not findings:
-            typer.echo(f"note: {engine} has nothing to say against it, as far as shapes tell")
-    if any(finding.severity == "error" for finding in findings):
-        raise typer.Exit(1)
-
-
-def _plan(
-    model: str,
-    recipe: "Recipe",
-    max_shard_size: str,
-    threads: int | None,
-    max_ram: int | None,
-    requantize: bool,
-) -> "tuple[Plan, Mapping[str, Any]]":
-    """And the model's config."""
-    from qtool.checkpoint import Checkpoint
-    from qtool.formats.safetensors_file import parse_size
-    from qtool.gguf.open import is_gguf
-    from qtool.hub import resolve
-    from qtool.plan.experts import as_quantized
-    from qtool.plan.plan import make_plan
-    from qtool.runs.quantize import refuse
-
-    max_shard_bytes = parse_size(
-        max_shard_size, "--max-shard-size"
-    )  # before a download that may take hours
-    source = resolve(model)
-
-    def planned(folder: Path) -> "tuple[Plan, Mapping[str, Any]]":
-        opened = as_quantized(recipe, Checkpoint.open(folder))
-        made = make_plan(recipe, opened, max_shard_bytes, threads=threads, max_ram=max_ram)
-        return made, opened.config
-
-    if not is_gguf(source):
-        refuse(recipe, f"does not read {source} as GGUF", {"--requantize": requantize})
-        return planned(source)
-    from qtool.gguf.checkpoint_headers import checkpoint_headers
-
-    with checkpoint_headers(source, requantize=requantize) as (folder, said):
-        made, config = planned(folder)
-    return replace(made, warnings=(*said, *made.warnings)), config
-
-
-def _unusable(text: "Calibration", named: str | None) -> str | None:
-    """What a run will fail for: no plan looks at the text. SourceError where that is named on the
-    command line, and of no use; a recipe's may be replaced."""
-    from qtool.calibrating.mixture import check_source, too_few_bytes
-    from qtool.errors import SourceError
-
-    try:
-        check_source(text.source)
-    except SourceError as error:
-        if named is not None:
-            raise
-        return f"calibration.source: {error}; `qtool quantize` fails on it, unless given another"
-    found = too_few_bytes(text.source, text.samples * text.length)
-    if found is None:
-        return None
-    return (
-        f"the calibration text ({text.source}) has {found:,} bytes, too few for {text.samples} "
-        f"samples of {text.length} tokens; `qtool quantize` fails on it: give a longer text, or "
-        "fewer or shorter samples (--samples, --length)"
-    )
-
-
-def _findings(made: "Plan", config: Mapping[str, Any], engine: str, tp: int) -> "list[Finding]":
-    """What an engine says of the artifact that is planned."""
-    from qtool.runs.planned_view import expected, planned_view
-    from qtool.verification.engine_rules import view_findings
-
-    return view_findings(planned_view(made, config, expected(made, config)), engine, tp)
-
-
-def _plan_gguf(
-    model: str,
-    recipe: "GgufRecipe",
-    imatrix: Path | None,
-    requantize: bool,
-    threads: int | None,
-    max_ram: int | None,
-) -> "GgufPlan":
-    from qtool.gguf.from_hf import hf_source
-    from qtool.gguf.imatrix import read_importance
-    from qtool.gguf.open import open_source, open_view
-    from qtool.gguf.plan import make_gguf_plan
-    from qtool.hub import public_name, resolve
-
-    path = resolve(model)
-    view = open_view(path, recipe, imatrix)
-    importance = None if imatrix is None else read_importance(imatrix)
-    source = open_source(path) if view is None else hf_source(view)
-    return make_gguf_plan(
+    found = api.plan(
+        model,
         recipe,
-        source,
-        importance,
+        calibration=calibration,
+        samples=samples,
+        length=length,
+        changes=set_ or (),
+        imatrix=imatrix,
         requantize=requantize,
-        origin=public_name(model, path),
         threads=threads,
         max_ram=max_ram,
+        max_shard_size=max_shard_size,
+        engine=engine,
+        tp=tp,
     )
+    if json_:
+        typer.echo(json.dumps(found.json()))
+    else:
+        how = methods(found.plan.recipe) if found.calibrates else None
+        _print_any(found.plan, all_, engine is not None, how)
+        for finding in found.findings:
+            typer.echo(printable(f"{finding.severity}: {finding.message}"))
+        if engine is not None and not found.findings:
+            typer.echo(f"note: {engine} has nothing to say against it, as far as shapes tell")
+    if any(finding.severity == "error" for finding in found.findings):
+        raise typer.Exit(1)
 
 
 def _print_any(made: "Plan | GgufPlan", every: bool, engine: bool, how: str | None) -> None:
     """how: by which methods, where these look at activations."""
-    from qtool.plan.plan import Plan
+    from qtool.planning.plan import Plan
 
     _print(made, every, engine, how) if isinstance(made, Plan) else _print_gguf(made, every, how)
 
 
 def _print(made: "Plan", every: bool, engine: bool, how: str | None) -> None:
     """engine: whether one is named, which says for itself what it refuses."""
-    from qtool.plan.engines import told_of_one
-    from qtool.plan.rows import rows, scheme_of
+    from qtool.planning.engines import told_of_one
+    from qtool.planning.rows import rows, scheme_of
 
     _table(rows(made.tensors, scheme_of, every), "scheme")
     counts = ", ".join(f"{count} {kind}" for kind, count in made.counts.items())
@@ -255,7 +130,7 @@ def _print(made: "Plan", every: bool, engine: bool, how: str | None) -> None:
 
 
 def _print_gguf(made: "GgufPlan", every: bool, how: str | None) -> None:
-    from qtool.plan.rows import rows, type_of
+    from qtool.planning.rows import rows, type_of
     from qtool.runs.summary import not_written
 
     _table(rows(made.tensors, type_of, every), "type")

@@ -31,20 +31,10 @@ def verify(
     json_: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
 ) -> None:
     """Check ARTIFACT: tensors, shapes, numbers, configs, tokenizer; exit status 1 on errors."""
-    from qtool.calibrating.allocator import share_heap
+    from qtool import api
 
-    share_heap()
-    from qtool.hub import resolve
-    from qtool.runs.progress import Progress
-    from qtool.verification.run import verify_artifact
-
-    verdict = verify_artifact(
-        resolve(artifact),
-        against=None if against is None else resolve(against),
-        engine=engine,
-        tp=tp,
-        progress=Progress(quiet=json_),
-        threads=threads,
+    verdict = api.verify(
+        artifact, against=against, engine=engine, tp=tp, threads=threads, quiet=json_
     )
     if json_:
         print_json(verdict.json())

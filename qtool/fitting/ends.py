@@ -25,7 +25,7 @@ from qtool.errors import NoGradientError, QtoolError, SourceError, UnsupportedEr
 from qtool.fitting import slopes
 from qtool.fitting.kept import drop_passed
 from qtool.fitting.passing import Passing
-from qtool.plan.shapes import whole_batches
+from qtool.planning.shapes import whole_batches
 from qtool.recipe.file import Precision
 from qtool.runs.journal import Journal
 from qtool.runs.progress import Progress

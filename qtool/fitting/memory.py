@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from qtool.fitting.allocate import STEPS
-from qtool.plan.budget import Memory, choose
-from qtool.plan.estimate import MOST_KEPT_BYTES, TORCH_PROCESS_BYTES, Peak, encoding, reading
-from qtool.plan.shapes import Block, Setting, Shapes, micro_batch, text_bytes
+from qtool.planning.budget import Memory, choose
+from qtool.planning.estimate import MOST_KEPT_BYTES, TORCH_PROCESS_BYTES, Peak, encoding, reading
+from qtool.planning.shapes import Block, Setting, Shapes, micro_batch, text_bytes
 from qtool.recipe.file import Calibration
 
 TOGETHER = 512  # tokens whose way through a block a thread keeps for the way back

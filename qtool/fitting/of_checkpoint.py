@@ -26,12 +26,12 @@ from qtool.fitting.ways import Made, Ways, said_by
 from qtool.formats.safetensors_file import to_float32
 from qtool.gguf.open import is_gguf
 from qtool.methods import rtn
-from qtool.plan.experts import as_quantized
-from qtool.plan.handed import handed_on
-from qtool.plan.heads import says_tied
-from qtool.plan.plan import Plan, make_plan
-from qtool.plan.planned import Planned
-from qtool.plan.shapes import shapes_of
+from qtool.planning.experts import as_quantized
+from qtool.planning.handed import handed_on
+from qtool.planning.heads import says_tied
+from qtool.planning.plan import Plan, make_plan
+from qtool.planning.planned import Planned
+from qtool.planning.shapes import shapes_of
 from qtool.quality.weights import runnable
 from qtool.recipe.recipe import Recipe, parse
 from qtool.runs.progress import Progress

@@ -32,7 +32,7 @@ from qtool.gguf.source import GgufSource
 from qtool.gguf.weights import gguf_weights
 from qtool.gguf_types import FLOATS, BlockType
 from qtool.padding import padded
-from qtool.plan.handed import handed_on
+from qtool.planning.handed import handed_on
 from qtool.quality.weights import runnable
 from qtool.recipe.recipe import parse
 from qtool.runs.progress import Progress

@@ -10,9 +10,9 @@ from typing import Any
 from qtool.checkpoint import Checkpoint
 from qtool.fitting.slope import Slope, Slopes
 from qtool.layer_names import is_head
-from qtool.plan import heads
-from qtool.plan.plan import Plan
-from qtool.plan.planned import Planned
+from qtool.planning import heads
+from qtool.planning.plan import Plan
+from qtool.planning.planned import Planned
 from qtool.recipe.recipe import Recipe
 from qtool.scheme import Dropped
 

@@ -14,7 +14,7 @@ from qtool.fitting.ways import Made
 from qtool.gguf.mixture_table import TYPES
 from qtool.gguf.recipe import GgufRecipe
 from qtool.gguf_types import FLOATS, BlockType
-from qtool.plan.budget import Memory
+from qtool.planning.budget import Memory
 from qtool.recipe.file import Calibration, did_you_mean
 from qtool.recipe.recipe import Recipe
 from qtool.runs.progress import Progress

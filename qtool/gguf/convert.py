@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 
 from qtool import __version__
 from qtool.checkpoint import Checkpoint
-from qtool.convert import resume
-from qtool.convert.certificate import Certificate, Rounded, Squares
-from qtool.convert.model import DTYPE_NAMES
-from qtool.convert.resume import at_once
+from qtool.converting import resume
+from qtool.converting.certificate import Certificate, Rounded, Squares
+from qtool.converting.model import DTYPE_NAMES
+from qtool.converting.resume import at_once
 from qtool.errors import FormatError, QtoolError, ResumeError, UnsupportedError
 from qtool.formats.safetensors_file import (
     DTYPE_BYTES,

@@ -16,17 +16,17 @@ from dataclasses import dataclass
 
 from qtool.gguf.kinds import layer_of
 from qtool.gguf.planned import PlannedTensor
-from qtool.plan import duration
-from qtool.plan.budget import Memory, choose
-from qtool.plan.duration import (
+from qtool.planning import duration
+from qtool.planning.budget import Memory, choose
+from qtool.planning.duration import (
     FLOPS_PER_CORE,
     STARTUP_SECONDS,
     STORAGE_BYTES_PER_SECOND,
     turning,
 )
-from qtool.plan.estimate import PLAIN_PROCESS_BYTES, PROVING_PROCESS_BYTES, Peak, peak, proving
-from qtool.plan.handed import PER_LAYER, Handed
-from qtool.plan.shapes import (
+from qtool.planning.estimate import PLAIN_PROCESS_BYTES, PROVING_PROCESS_BYTES, Peak, peak, proving
+from qtool.planning.handed import PER_LAYER, Handed
+from qtool.planning.shapes import (
     Block,
     Input,
     Setting,

@@ -28,7 +28,7 @@ from qtool.gguf.rope_tensors import rope_tensors
 from qtool.gguf.source import QUANTIZATION_VERSION, GgufSource, SourceTensor
 from qtool.gguf.tokenizers import tokenizer_metadata
 from qtool.gguf_types import F32
-from qtool.plan.beside import refuse_adapter, said
+from qtool.planning.beside import refuse_adapter, said
 
 NOTHING_READS = "nothing reads it: this block takes keys and values of an earlier one"
 _COMPUTED = (

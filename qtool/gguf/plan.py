@@ -37,7 +37,7 @@ from qtool.gguf.scales_size import scales_bytes
 from qtool.gguf.second_scales import with_scales
 from qtool.gguf.source import QUANTIZATION_VERSION, GgufSource, SourceTensor
 from qtool.gguf_types import FLOATS
-from qtool.plan import notes, unmatched
+from qtool.planning import notes, unmatched
 from qtool.recipe.portable import portable
 from qtool.record import CALIBRATION
 from qtool.runs.provenance import environment

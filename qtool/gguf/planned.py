@@ -13,7 +13,7 @@ from qtool.gguf.kinds import stored_shape
 from qtool.gguf.recipe import GgufRecipe
 from qtool.gguf.source import SourceTensor
 from qtool.gguf_types import BY_NAME, BlockType
-from qtool.plan.budget import Memory
+from qtool.planning.budget import Memory
 
 
 @dataclass(frozen=True)

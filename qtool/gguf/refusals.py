@@ -12,7 +12,7 @@ from qtool.gguf.planned import PlannedTensor
 from qtool.gguf.recipe import GgufRecipe
 from qtool.gguf.source import GgufSource
 from qtool.gguf_types import FLOATS
-from qtool.plan.unseen import MUCH, overriding
+from qtool.planning.unseen import MUCH, overriding
 
 
 def refuse_packed(source: GgufSource, recipe: str) -> None:

@@ -19,7 +19,7 @@ from qtool.calibrating.sites import Tracer
 from qtool.calibrating.stats import SiteStats, Weights
 from qtool.calibrating.stream import LoadedBlock
 from qtool.gguf.recipe import GgufRecipe
-from qtool.plan.plan import Plan, make_plan
+from qtool.planning.plan import Plan, make_plan
 from qtool.recipe.recipe import Recipe
 from qtool.runs.outcome import merged
 from qtool.transforms.chain import apply_in_turn

@@ -35,7 +35,7 @@ from qtool.gguf.pieces import check_fits, floats_of, matrices_of
 from qtool.gguf.planned import PlannedTensor
 from qtool.methods import gptq
 from qtool.native.sums import checksum
-from qtool.plan.duration import REPORTED_ROWS
+from qtool.planning.duration import REPORTED_ROWS
 
 Floats = NDArray[np.float32]
 Blocks = NDArray[np.uint8]  # [out, bytes of a row]

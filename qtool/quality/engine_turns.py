@@ -9,7 +9,7 @@ from qtool.errors import UnsupportedError
 from qtool.formats.compressed_tensors_transforms import KEY, Turn, turns
 from qtool.formats.safetensors_header import TensorInfo
 from qtool.layer_names import number_of
-from qtool.plan.cache import attention_of
+from qtool.planning.cache import attention_of
 from qtool.stored_config import quantization_config
 from qtool.structure import find_blocks, outside_reason
 

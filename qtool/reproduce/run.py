@@ -141,7 +141,7 @@ def _folder(
     asked: Asked,
     progress: Progress,
 ) -> None:
-    from qtool.plan.plan import MAX_SHARD_BYTES
+    from qtool.planning.plan import MAX_SHARD_BYTES
     from qtool.runs.pipeline import run
     from qtool.runs.request import Request
 

@@ -14,8 +14,8 @@ from qtool.checkpoint import Checkpoint
 from qtool.dequantize import dequantize
 from qtool.formats.safetensors_file import to_float32
 from qtool.methods import rtn
-from qtool.plan.planned import Planned
-from qtool.plan.shapes import ROWS_AT_ONCE
+from qtool.planning.planned import Planned
+from qtool.planning.shapes import ROWS_AT_ONCE
 from qtool.recipe.recipe import Recipe
 from qtool.runs import layer_errors
 from qtool.runs.sink import check_values

@@ -15,7 +15,7 @@ from qtool.checkpoint import Checkpoint
 from qtool.engine_commands import COMMANDS
 from qtool.hub import card
 from qtool.numbered import by_kind
-from qtool.plan.plan import Plan
+from qtool.planning.plan import Plan
 from qtool.record import without_layers
 from qtool.runs.planned_view import planned_view
 from qtool.runs.sink import Turned

@@ -21,12 +21,12 @@ from qtool.calibrating.calibration import check_length
 from qtool.checkpoint import Checkpoint
 from qtool.dequantize import dequantize
 from qtool.methods import rtn
-from qtool.plan.engines import ROUNDED_SCALES
-from qtool.plan.experts import as_quantized
-from qtool.plan.notes import unread
-from qtool.plan.plan import MAX_SHARD_BYTES, Plan, make_plan
-from qtool.plan.planned import Planned
-from qtool.plan.shared_scales import SharedScales
+from qtool.planning.engines import ROUNDED_SCALES
+from qtool.planning.experts import as_quantized
+from qtool.planning.notes import unread
+from qtool.planning.plan import MAX_SHARD_BYTES, Plan, make_plan
+from qtool.planning.planned import Planned
+from qtool.planning.shared_scales import SharedScales
 from qtool.runs import layer_errors, modelcard, provenance, resume
 from qtool.runs.by_rows import nearest, quantize_rows
 from qtool.runs.digests import add_digests
@@ -203,7 +203,7 @@ def _turned(rotations: "Rotations | None", plan: Plan, checkpoint: Checkpoint) -
     """What is left for engines to rotate, by the names of modules."""
     if rotations is None or not rotations.online:
         return None
-    from qtool.plan.cache import attention_of
+    from qtool.planning.cache import attention_of
 
     heads = rotations.online.heads
     blocks = {tensor.name: tensor.block for tensor in plan.tensors}

@@ -6,9 +6,9 @@ from typing import Any
 
 from qtool.errors import UnsupportedError
 from qtool.formats import FORMATS
-from qtool.plan.cache import attention_of
-from qtool.plan.fit import format_options
-from qtool.plan.plan import Plan
+from qtool.planning.cache import attention_of
+from qtool.planning.fit import format_options
+from qtool.planning.plan import Plan
 from qtool.runs.sink import Turned, artifact_facts
 from qtool.structure import expert_of, text_config
 from qtool.verification.engine_view import EngineView, ends_mlp, view_of_plan

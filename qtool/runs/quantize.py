@@ -110,8 +110,8 @@ def _to_safetensors(recipe: Recipe, asked: Asked, progress: Progress) -> Summary
     from qtool.checkpoint import Checkpoint
     from qtool.gguf.checkpoint_headers import checkpoint_headers
     from qtool.gguf.convert import checkpoint_folder
-    from qtool.plan.experts import as_quantized
-    from qtool.plan.plan import make_plan
+    from qtool.planning.experts import as_quantized
+    from qtool.planning.plan import make_plan
 
     with checkpoint_headers(source, requantize=asked.requantize) as (folder, _):
         # What cannot be made is told before the checkpoint is.

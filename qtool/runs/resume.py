@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import Any
 
 from qtool.checkpoint import Checkpoint
-from qtool.plan.plan import Plan
+from qtool.planning.plan import Plan
 from qtool.runs import program, provenance
 from qtool.runs.differences import DEVICE, LAYOUT, SHARDS
 from qtool.runs.identity import file_facts

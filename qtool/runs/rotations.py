@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from qtool.native.sums import checksum
-from qtool.plan.plan import Plan
+from qtool.planning.plan import Plan
 from qtool.runs.progress import Progress
 from qtool.runs.request import Request
 from qtool.runs.workspace import Workspace

@@ -22,9 +22,9 @@ from qtool.formats.safetensors_file import (
     from_float32,
     to_float32,
 )
-from qtool.plan.fit import format_options
-from qtool.plan.plan import Plan
-from qtool.plan.planned import Planned
+from qtool.planning.fit import format_options
+from qtool.planning.plan import Plan
+from qtool.planning.planned import Planned
 from qtool.record import FILE_NAME
 from qtool.runs.staging import clear_beside
 from qtool.scheme import Dense, GroupQuant, Scheme

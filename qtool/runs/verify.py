@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from qtool.artifact import Artifact
 from qtool.errors import FormatError
-from qtool.plan.plan import Plan
-from qtool.plan.planned import Planned
+from qtool.planning.plan import Plan
+from qtool.planning.planned import Planned
 from qtool.scheme import GroupQuant, Scheme
 from qtool.verification.matrix import Measured, measure
 from qtool.verification.written import check_written

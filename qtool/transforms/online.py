@@ -26,7 +26,7 @@ from qtool.calibrating.stream import LoadedBlock, Stream
 from qtool.calibrating.torch_calls import TorchCalls
 from qtool.errors import UnsupportedError
 from qtool.formats.compressed_tensors_targets import targets_of
-from qtool.plan.cache import attention_of
+from qtool.planning.cache import attention_of
 from qtool.recipe.rotate import RotateOptions
 from qtool.transforms.proof import prove
 from qtool.transforms.residual import HANDS_ON, NotRotatableError

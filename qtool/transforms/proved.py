@@ -17,8 +17,8 @@ from qtool.calibrating.device import Device
 from qtool.calibrating.sites import BlockSites, Site
 from qtool.calibrating.stats import SiteStats
 from qtool.calibrating.stream import LoadedBlock, Stream
-from qtool.plan.fit import UNROUNDED
-from qtool.plan.plan import Plan
+from qtool.planning.fit import UNROUNDED
+from qtool.planning.plan import Plan
 from qtool.transforms import fold
 from qtool.transforms.scaled import Factor
 

@@ -28,7 +28,7 @@ from qtool.calibrating.sites import Site
 from qtool.calibrating.stats import SiteStats, first_half
 from qtool.calibrating.stream import LoadedBlock, Stream
 from qtool.methods import rtn
-from qtool.plan.plan import Plan
+from qtool.planning.plan import Plan
 from qtool.quality import activations
 from qtool.quality.activations import Rounding
 from qtool.scheme import Scheme

@@ -18,7 +18,7 @@ from qtool.errors import QtoolError, SourceError
 from qtool.formats import auto_round
 from qtool.formats.safetensors_header import TensorInfo
 from qtool.layer_names import is_head
-from qtool.plan.planned import Planned
+from qtool.planning.planned import Planned
 from qtool.scheme import Dropped, Scheme
 from qtool.stored_config import quantization_config
 from qtool.structure import (

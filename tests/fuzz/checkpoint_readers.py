@@ -179,7 +179,7 @@ class Config:
         from qtool.gguf.from_hf import hf_source
         from qtool.gguf.plan import make_gguf_plan
         from qtool.inspect import inspection
-        from qtool.plan.plan import make_plan
+        from qtool.planning.plan import make_plan
         from qtool.recipe.recipe import load
         from qtool.verification.run import verify_artifact
 

@@ -1,0 +1,203 @@
+"""What makes something of a model: an artifact, a recipe, another format. See qtool.api."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from qtool.api.common import path_of, refuse_less, threads_as_before
+
+if TYPE_CHECKING:
+    from qtool.converting.certificate import Converted
+    from qtool.fitting.request import Fitted
+    from qtool.runs.progress import Progress
+    from qtool.runs.summary import Summary
+
+
+def quantize(
+    model: str | Path,
+    recipe: str | Path,
+    out: str | Path | None = None,
+    *,
+    calibration: str | Path | None = None,
+    samples: int | None = None,
+    length: int | None = None,
+    seed: int | None = None,
+    changes: Sequence[str] = (),
+    stats: str | Path | None = None,
+    threads: int | None = None,
+    max_ram: str | int | None = None,
+    max_shard_size: str | None = None,
+    imatrix: str | Path | None = None,
+    requantize: bool = False,
+    fresh: bool = False,
+    modelfile: bool = False,
+    provenance: bool = False,
+    device: str = "auto",
+    replace: bool = False,
+    log_file: str | Path | None = None,
+    quiet: bool = True,
+    progress: Progress | None = None,
+) -> Summary:
+    """Make an artifact of a model, as `qtool quantize` does; `changes` are its --set.
+
+    Returns what was made: `artifact`, `format`, `size_bytes`, `layers` with their errors, and
+    `json()`, the object of `qtool quantize --json`.
+    """
+    from qtool.calibrating.allocator import share_heap
+    from qtool.formats.safetensors_file import parse_size
+    from qtool.native.library import default_threads
+    from qtool.recipe.recipe import calibration_sets, load
+    from qtool.runs.progress import Progress
+    from qtool.runs.quantize import Asked
+    from qtool.runs.quantize import quantize as run
+    from qtool.runs.request import check_device, check_names
+
+    check_device(device)
+    check_names(model, recipe, out, calibration, stats, imatrix)
+    refuse_less(threads=(threads, 1))
+    calibration = None if calibration is None else str(calibration)
+    if isinstance(changes, str):  # its letters would be taken for items
+        changes = [changes]
+    share_heap()
+    fixed = {"calibration": calibration, "samples": samples, "length": length, "seed": seed}
+    given = [f"--{name}" for name, value in fixed.items() if value is not None]
+    given += [f"--set {item}" for item in changes if item.startswith("calibration.")]
+    asked = Asked(
+        str(model),
+        path_of(out),
+        path_of(stats),
+        path_of(imatrix),
+        max_shard_size,
+        requantize,
+        fresh,
+        threads or default_threads(),
+        None if max_ram is None else parse_size(str(max_ram), "--max-ram"),
+        given,
+        modelfile,
+        provenance,
+        device,
+        replace,
+    )
+    sets = [*changes, *calibration_sets(calibration, samples, length, seed)]
+    loaded = load(str(recipe), sets)
+    progress = progress or Progress(quiet=quiet, log=path_of(log_file))
+    with progress.logged("quantize", model=asked.model, recipe=loaded.name), threads_as_before():
+        return run(loaded, asked, progress)
+
+
+def fit(
+    model: str | Path,
+    out: str | Path,
+    recipe: str | Path = "q4_k_m-awq-gptq",
+    *,
+    size: str | int | None = None,
+    bits: float | None = None,
+    types: str | Sequence[str] | None = None,
+    calibration: str | Path | None = None,
+    samples: int | None = None,
+    length: int | None = None,
+    seed: int | None = None,
+    changes: Sequence[str] = (),
+    costs: str | Path | None = None,
+    threads: int | None = None,
+    max_ram: str | int | None = None,
+    device: str = "auto",
+    requantize: bool = False,
+    fresh: bool = False,
+    quiet: bool = True,
+    progress: Progress | None = None,
+) -> Fitted:
+    """Write to `out` the recipe that loses least in a `size`, such as "4.2GB", as `qtool fit` does.
+
+    Returns what was chosen: `out`, `loss` in nats a token, `chosen` and `json()`, the object of
+    `qtool fit --json`.
+    """
+    from qtool.calibrating.allocator import share_heap
+    from qtool.fitting.fit import fit as run
+    from qtool.fitting.request import fit_request
+    from qtool.native.library import default_threads
+    from qtool.runs.progress import Progress
+    from qtool.runs.request import check_names
+
+    check_names(model, recipe, out, calibration, costs)
+    refuse_less(threads=(threads, 1))
+    share_heap()
+    progress = progress or Progress(quiet=quiet)
+    calibration = None if calibration is None else str(calibration)
+    text = {"calibration": calibration, "samples": samples, "length": length, "seed": seed}
+    request = fit_request(
+        str(model),
+        str(recipe),
+        Path(out),
+        size=size,
+        bits=bits,
+        types=types,
+        text=text,
+        sets=[changes] if isinstance(changes, str) else list(changes),
+        costs=path_of(costs),
+        threads=threads or default_threads(),
+        max_ram=None if max_ram is None else str(max_ram),
+        fresh=fresh,
+        requantize=requantize,
+        progress=progress,
+        device=device,
+    )
+    with threads_as_before():
+        return run(request, progress)
+
+
+def convert(
+    artifact: str | Path,
+    to: str,
+    out: str | Path,
+    *,
+    lossy: bool = False,
+    dtype: str | None = None,
+    assume: str | None = None,
+    max_shard_size: str | int = "5GB",
+    replace: bool = False,
+    fresh: bool = False,
+    quiet: bool = True,
+    progress: Progress | None = None,
+) -> Converted:
+    """Write an artifact in another format without changing a number, as `qtool convert` does.
+
+    Returns what was written: `artifact`, `size_bytes`, `certificate`, `warnings` and `json()`, the
+    object of `qtool convert --json`.
+    """
+    from qtool.converting.request import Request, check_choices
+    from qtool.converting.run import convert as run
+    from qtool.converting.targets import target
+    from qtool.formats.safetensors_file import parse_size
+    from qtool.hub import resolve
+    from qtool.runs.progress import Progress
+    from qtool.runs.request import check_names
+
+    check_names(artifact, out)
+    check_choices(dtype, assume)
+    progress = progress or Progress(quiet=quiet)
+    request = Request(
+        source=resolve(str(artifact), progress),
+        target=target(to),
+        out=Path(out),
+        lossy=lossy,
+        dtype=dtype,
+        assume=assume,
+        max_shard_bytes=parse_size(str(max_shard_size), "--max-shard-size"),
+        replaces=replace,
+        fresh=fresh,
+    )
+    return run(request, progress)
+
+
+def download(
+    model: str, include: Sequence[str] = (), *, quiet: bool = True, progress: Progress | None = None
+) -> Path:
+    """Bring a model of the hub into its cache, as `qtool download` does; its folder, or file."""
+    from qtool.hub.asked import asked
+    from qtool.runs.progress import Progress
+
+    found = asked(model, include, progress or Progress(quiet=quiet))
+    return found.named or found.folder

@@ -1,0 +1,125 @@
+"""A conversion to a folder that goes on where an earlier one stopped, tensor by tensor.
+
+    {"done": TENSOR, "checksums": {stored tensor: CRC-32, ...}, "rounded": what was lost, or null}
+
+Tensors are written in their order, so that those of an earlier run are the first ones: as far as
+the files have them as the journal says. What was begun with other options, or of another source, is
+not gone on with: it costs no more than time, and is made anew.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from qtool.converting.certificate import Rounded
+from qtool.converting.request import Request
+from qtool.formats.safetensors_file import Layout, StreamWriter
+from qtool.gguf.resume import source_files
+from qtool.runs import program
+from qtool.runs.differences import LAYOUT, SHARDS, differences
+from qtool.runs.identity import file_facts
+from qtool.runs.journal import Journal
+from qtool.runs.progress import Progress
+from qtool.runs.staging import clear_beside, staged
+from qtool.runs.watched import marks
+from qtool.runs.workspace import COMMAND, workspace
+
+_SHOWN = 4  # differences in a sentence
+
+
+@contextmanager
+def resumed(
+    request: Request, source: Path, progress: Progress, layout: Layout
+) -> Iterator[tuple[Path, Journal | None]]:
+    """Where the output is made, and what is finished of it; it gets its name when the body ends.
+
+    source: a folder, or a GGUF file.
+    """
+    files = source_files(source)
+    headers = hashlib.sha256(b"".join(file.header for file in layout.files))
+    facts = {
+        **program.facts(),
+        COMMAND: "convert",
+        "conversion": {
+            "to": request.target.name,
+            "lossy": request.lossy,
+            "dtype": request.dtype,
+            "assume": request.assume,
+        },
+        "source": [file_facts(file) for file in files],
+        SHARDS: request.max_shard_bytes,
+        LAYOUT: headers.hexdigest(),
+    }
+
+    def stale(before: Mapping[str, Any]) -> bool:
+        if before.get(COMMAND) != "convert":
+            return False  # of another command, which is refused
+        found = [(k, before.get(k), v) for k, v in facts.items() if before.get(k) != v]
+        said = [one for pair in found for one in differences(*pair)]
+        if found:
+            progress.say(
+                "starting over: an earlier run that was not finished was of something else "
+                f"({', '.join(said[:_SHOWN])})"
+            )
+        return bool(found)
+
+    with workspace(
+        request.out,
+        is_folder=True,
+        nbytes=layout.size,
+        fresh=request.fresh,
+        sources=marks(files),
+        replace=request.replace,
+        stale=stale,
+    ) as space:
+        space.agree(facts)
+        clear_beside(space.artifact, {file.name for file in layout.files})
+        yield space.artifact, space.journal
+
+
+@contextmanager
+def at_once(out: Path) -> Iterator[tuple[Path, Journal | None]]:
+    """The same of what is made anew in any case."""
+    with staged(out) as folder:
+        yield folder, None
+
+
+def finished(
+    journal: Journal | None, writer: StreamWriter, steps: Sequence[tuple[str, set[str]]]
+) -> list[Rounded | None]:
+    """Of the leading steps that an earlier run has finished what was lost. steps: by name, with the
+    names of what is stored of each."""
+    found: list[Rounded | None] = []
+    for name, stored in steps if journal is not None else ():
+        assert journal is not None
+        entry = journal.done.get(name, {})
+        sums, lost = entry.get("checksums"), entry.get("rounded")
+        if not isinstance(sums, dict) or sums.keys() != stored or not writer.restore(sums):
+            break
+        try:
+            found.append(None if lost is None else Rounded(**lost))
+        except TypeError:  # of a line that commit() never wrote
+            break
+    return found
+
+
+def commit(
+    journal: Journal | None,
+    writer: StreamWriter,
+    step: tuple[str, set[str]],
+    rounded: Rounded | None = None,
+) -> None:
+    """A step is written."""
+    if journal is None:
+        return
+    name, stored = step
+    sums = {one: writer.checksums[one] for one in sorted(stored)}
+    journal.commit(name, checksums=sums, rounded=None if rounded is None else rounded.json())
+
+
+def say(progress: Progress, done: int, count: int) -> None:
+    """Tell the user what is taken over."""
+    if done:
+        progress.say(f"going on with an earlier run: {done} of {count} tensors are written")

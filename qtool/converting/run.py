@@ -1,0 +1,131 @@
+"""`qtool convert`, from a request to a finished artifact."""
+
+from collections import Counter
+from functools import partial
+
+from qtool.artifact import Artifact
+from qtool.converting import card, to_checkpoint, to_gguf
+from qtool.converting.certificate import Certificate, Converted, provenance, source_record
+from qtool.converting.from_artifact import artifact_model
+from qtool.converting.from_gguf import digest, gguf_model
+from qtool.converting.model import DTYPE_NAMES, DTYPES, Model
+from qtool.converting.plan import Plan, codes_plan, dense_plan, in_dtype
+from qtool.converting.request import Request, say_all
+from qtool.converting.resume import resumed
+from qtool.errors import SourceError, UnsupportedError
+from qtool.formats.gguf_file import GgufFile
+from qtool.gguf.convert import convert_to_hf
+from qtool.gguf.from_gguf import gguf_source
+from qtool.gguf.inspect import gguf_models
+from qtool.record import FILE_NAME
+from qtool.runs.digests import add_digests
+from qtool.runs.progress import Progress
+from qtool.runs.replacing import check_apart
+from qtool.runs.staging import check_out, check_out_file
+from qtool.verification.engine_view import view_of
+
+
+def convert(request: Request, progress: Progress) -> Converted:
+    """Make the artifact; nothing is left under its name unless all of it succeeds."""
+    check = check_out_file if request.target.format == "gguf" else check_out
+    if request.target.format != "gguf" and request.out.suffix.lower() == ".gguf":
+        raise UnsupportedError(
+            f"-o {request.out}: --to {request.target.name} makes a folder, not a GGUF file; choose "
+            "another name, or --to gguf"
+        )
+    check_apart(request.out, request.source)
+    check(request.out, request.replace)
+    files = gguf_models(request.source)
+    if not files:
+        return _convert(request, artifact_model(request.source, request.assume), progress)
+    if len(files) > 1:
+        names = ", ".join(file.name for file in files[:3])
+        raise SourceError(f"{request.source}: holds {len(files)} GGUF models ({names}); name one")
+    if request.assume is not None:
+        raise UnsupportedError(f"{request.source}: --assume is about GPTQ's zeros; this is GGUF")
+    with GgufFile.open(files[0]) as file:
+        if request.target.format == "hf":
+            return _gguf_to_hf(request, file, progress)
+        return _convert(request, gguf_model(file), progress)
+
+
+def _convert(request: Request, model: Model, progress: Progress) -> Converted:
+    say_all(model.warnings, progress)
+    to_checkpoint.check_floats(model)
+    _keep_inputs(request, model)
+    dtype = model.dtype if request.dtype is None else DTYPES[request.dtype]
+    if request.target.format == "hf":
+        return _folder(request, in_dtype(model, dtype), dense_plan(model, dtype), progress)
+    if request.target.format == "gguf":
+        return to_gguf.convert(request, model, progress)
+    with progress.stage("survey"):
+        plan = codes_plan(request.target, model, request.lossy, dtype, progress)
+    return _folder(request, model, plan, progress)
+
+
+def _keep_inputs(request: Request, model: Model) -> None:
+    """UnsupportedError where a format that could say how inputs are quantized would lose that."""
+    if model.activations is None or request.target.format != model.format or request.lossy:
+        return
+    raise UnsupportedError(
+        f"{model.path}: is {model.format} already, with quantized activations "
+        f"({model.activations}), which writing it anew would lose; use it as it is, or give "
+        "--lossy for its weights alone"
+    )
+
+
+def _gguf_to_hf(request: Request, file: GgufFile, progress: Progress) -> Converted:
+    source = gguf_source(file)
+    say_all(source.warnings, progress)
+    made = convert_to_hf(
+        source, request.out, request.dtype, request.max_shard_bytes, progress,
+        partial(resumed, request, source.path, progress), f"sha256:{digest(file)}",
+    )  # fmt: skip
+    return Converted(
+        artifact=made.artifact,
+        target=request.target,
+        certificate=made.certificate,
+        architecture=made.architecture,
+        dtype=made.dtype,
+        tensors=made.tensors,
+        size_bytes=made.size_bytes,
+        dequantized=made.dequantized,
+        warnings=made.warnings,
+    )
+
+
+def _folder(request: Request, model: Model, plan: Plan, progress: Progress) -> Converted:
+    """Write, compare, certify, and give the name."""
+    target = request.target
+    layout = to_checkpoint.layout_of(model, plan, request.max_shard_bytes)
+    with resumed(request, model.path, progress, layout) as (folder, journal):
+        with progress.stage("export"):
+            written = to_checkpoint.write(model, plan, layout, folder, journal, progress)
+        with progress.stage("verify"):
+            certificate = Certificate(
+                source=source_record(model),
+                format=target.format,
+                layout=plan.options.layout,
+                compared=len(plan.steps),
+                matrices=len(model.quantized),
+                rounded=to_checkpoint.compare(plan.steps, written, progress),
+                dropped=model.dropped,
+                assumed=request.assume,
+            )
+        record = provenance(model, certificate)
+        to_checkpoint.write_json(folder / FILE_NAME, record)
+        text = card.render(target, certificate, record, view_of(Artifact.open(folder)))
+        (folder / "README.md").write_text(text, encoding="utf-8")
+        add_digests(folder)
+    plain = Counter(s.tensor.stored for s in plan.steps if s.tensor.read and s.scheme is None)
+    return Converted(
+        artifact=str(request.out),
+        target=target,
+        certificate=certificate,
+        architecture=model.architecture,
+        dtype=DTYPE_NAMES[model.dtype],
+        tensors=len(plan.steps),
+        size_bytes=written.size_bytes,
+        dequantized=dict(plain),
+        warnings=model.warnings,
+    )

@@ -1,0 +1,249 @@
+"""What engines will make of an artifact that is planned, without one engine being named.
+
+One sentence for each combination that some engine refuses or serves slowly; `--engine` asks the
+same rules (qtool/verification/engine_rules.py) for one engine and a number of GPUs.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from qtool.formats import FORMATS
+from qtool.formats.facts import Facts
+from qtool.planning.fit import format_options
+from qtool.planning.planned import Planned
+from qtool.recipe.recipe import Recipe
+from qtool.structure import FUSED_EXPERTS, expert_of
+from qtool.verification.engine_head import length_refused
+from qtool.verification.engine_kernels import MARLIN_IN, MARLIN_OUT, fits_marlin
+from qtool.verification.engine_schemes import Pair, other_block, otherwise, pair_of, refused
+from qtool.verification.engine_split import GROUP_SIZES
+from qtool.verification.engine_view import mixed_parts, planned_layers
+
+# Of OmniServe's kernels (w4a8_per_group, w4a8_per_chn).
+QSERVE_GROUPS = {128, -1}
+# For those who choose, in `plan` and on the model card. A run does not repeat it: what it says at
+# its end is how to serve the artifact, which works either way.
+ROUNDED_SCALES = (
+    "note: scales are stored in float16; vLLM and SGLang run a bfloat16 model in bfloat16 and "
+    "round them to it (8 bits of precision for 11), unless told --dtype float16"
+)
+
+
+def warnings(recipe: Recipe, tensors: Sequence[Planned]) -> list[str]:
+    """One sentence for each combination that some engine refuses or serves slowly."""
+    quantized = [tensor for tensor in tensors if tensor.scheme is not None]
+    if not quantized:
+        return _cache(recipe)
+    found = [
+        *_cache(recipe),
+        *_fp4_inputs(recipe),
+        *_format(recipe, quantized),
+        *_groups(quantized),
+        *_fused(recipe, tensors),
+        *_head(recipe, quantized),
+    ]
+    found += _marlin(recipe, quantized)
+    found += _bfloat16(quantized) if recipe.activations is None else []
+    found += told_of_one(recipe, tensors)
+    if recipe.format == "mlx":  # the others do not read it
+        found = []
+    fused = [tensor.name for tensor in tensors if tensor.reason == FUSED_EXPERTS]
+    if fused:
+        found.append(
+            f"{len(fused)} tensors hold fused experts and stay dense (the first: {fused[0]}); "
+            "they may be most of the model"
+        )
+    return found
+
+
+def _fp4_inputs(recipe: Recipe) -> list[str]:
+    if recipe.activations is None or recipe.activations.type not in ("nvfp4", "mxfp4"):
+        return []
+    name = recipe.activations.type.upper()
+    return [
+        f"of NVIDIA's GPUs vLLM rounds inputs to {name} on Blackwell alone; on older ones it "
+        "multiplies the weights by inputs as they are"
+    ]
+
+
+def told_of_one(recipe: Recipe, tensors: Sequence[Planned]) -> list[str]:
+    """Those of the sentences that --engine says for its engine: rotations, and kernels."""
+    quantized = [tensor for tensor in tensors if tensor.scheme is not None]
+    kernels = _kernels(recipe, quantized)
+    if "rotate" not in recipe.transform_chain or not recipe.rotate.online:
+        return kernels
+    heads = "no engine rotates queries and keys (rotate.r3)"
+    if not recipe.rotate.r4:
+        return [f"{heads}; `qtool eval` does", *kernels]
+    alone = "alone rotates inputs of the MLP's last matrix as it runs (rotate.r4)"
+    heads = f"{heads}; " if recipe.rotate.r3 else ""
+    for pair in _pairs(recipe, quantized):
+        if (why := refused(pair, "vllm")) is not None:
+            return [
+                f"no engine runs it: vLLM, which {alone}, refuses {pair}, which {why}; {heads}"
+                "`qtool eval` measures it"
+            ]
+    return [f"vLLM {alone}, on one NVIDIA GPU; {heads}`qtool eval` does it too", *kernels]
+
+
+def _cache(recipe: Recipe) -> list[str]:
+    kept = recipe.kv_cache
+    if kept is None or kept.dynamic or kept.type == "float":
+        return []
+    return [
+        f"vLLM keeps keys and values in FP8 only and refuses int{kept.bits}, SGLang reads no such "
+        "scales; transformers with compressed-tensors, and `qtool eval`, round them so"
+    ]
+
+
+def _format(recipe: Recipe, quantized: Sequence[Planned]) -> list[str]:
+    schemes = {tensor.scheme for tensor in quantized if tensor.scheme is not None}
+    found = []
+    if recipe.format == "awq" and recipe.awq.layout != "gemm":
+        found.append(
+            f"no current engine loads the AWQ layout {recipe.awq.layout}: vLLM, SGLang and "
+            "transformers read gemm; AutoAWQ's and TinyChat's own kernels read this one"
+        )
+    if recipe.format == "gptq":
+        if any(not scheme.symmetric for scheme in schemes):
+            found.append(
+                "vLLM and SGLang refuse asymmetric GPTQ (sym: false, gptq_v2); GPTQModel and "
+                "transformers load it; --set weights.symmetric=true makes it load everywhere"
+            )
+        if slow := sorted({scheme.bits for scheme in schemes} & {2, 3}):
+            bits = "/".join(map(str, slow))
+            found.append(
+                f"{bits}-bit GPTQ has no Marlin kernel: current vLLM (0.32) refuses it, older ones "
+                "serve it with a slower float16 kernel; GPTQModel and transformers load it"
+            )
+        if recipe.reorders_groups:
+            found.append(
+                "act_order without static_groups leaves groups out of order (desc_act): slower "
+                "everywhere and wrong in some engines under tensor parallelism"
+            )
+    if recipe.format == "qserve":
+        sizes = {scheme.group_size for scheme in schemes} - QSERVE_GROUPS
+        found += [
+            "OmniServe's kernels have groups of 128, or one scale a row (group_size -1), and would "
+            f"read scales of groups of {size} in the wrong places; `qtool eval` measures it"
+            for size in sorted(sizes)
+        ]
+    return found
+
+
+def _kernels(recipe: Recipe, quantized: Sequence[Planned]) -> list[str]:
+    """What vLLM and SGLang have no kernel for, or multiply otherwise, by the rules of --engine."""
+    if recipe.format == "fp8":
+        blocks = {(s.rows, s.group_size) for t in quantized if (s := t.scheme) and s.rows > 1}
+        return [
+            f"vLLM and SGLang refuse 8-bit float weights per block of {rows}x{columns}, which have "
+            f"no kernel; {known}"
+            for rows, columns in sorted(blocks)
+            if (known := other_block(rows, columns)) is not None
+        ]
+    if recipe.format != "compressed-tensors":
+        return []
+    said: dict[str, list[str]] = {}
+    for engine, name in (("vllm", "vLLM"), ("sglang", "SGLang")):
+        for pair in _pairs(recipe, quantized):
+            if (why := refused(pair, engine)) is not None:
+                of = " of experts" if pair.expert else ""
+                said.setdefault(f"refuse {pair}{of}, which {why}", []).append(name)
+            elif (how := otherwise(pair, engine)) is not None:
+                said.setdefault(how, []).append(name)
+    return [_of_engines(text, who) for text, who in said.items()]
+
+
+def _of_engines(text: str, who: Sequence[str]) -> str:
+    both = " and ".join(who)
+    if not text.startswith("refuse "):
+        return f"in {both} {text}"
+    rest = text.removeprefix("refuse ")
+    return f"{both} {'refuse' if len(who) > 1 else 'refuses'} {rest}; `qtool eval` measures it"
+
+
+def _pairs(recipe: Recipe, quantized: Sequence[Planned]) -> list[Pair]:
+    """What a plan multiplies with what, each once."""
+    format_, options = FORMATS[recipe.format], format_options(recipe)
+    inputs = None if recipe.activations is None else recipe.activations.model_dump()
+    found: dict[Pair, None] = {}
+    kinds = dict.fromkeys((t.scheme, expert_of(t.name) is not None) for t in quantized)
+    for scheme, expert in kinds:
+        if scheme is not None:
+            config = format_.config(Facts({"of": scheme}, activations=inputs), options)
+            pair = pair_of(config["config_groups"]["group_0"], config["format"], expert)
+            if pair is not None:
+                found[pair] = None
+    return [*found]
+
+
+def _bfloat16(quantized: Sequence[Planned]) -> list[str]:
+    halves = [t for t in quantized if t.scheme and t.scheme.scale_dtype == "float16"]
+    if all(tensor.dtype != "BF16" for tensor in halves):
+        return []
+    return [ROUNDED_SCALES]
+
+
+def _groups(quantized: Sequence[Planned]) -> list[str]:
+    schemes = {tensor.scheme for tensor in quantized if tensor.scheme is not None}
+    sizes = {scheme.group_size for scheme in schemes if not scheme.is_float}
+    odd = sorted(sizes.difference(GROUP_SIZES))
+    if not odd:
+        return []
+    return [
+        f"group_size {', '.join(map(str, odd))}: the fast kernels of vLLM and SGLang take "
+        "-1, 32, 64 and 128 only"
+    ]
+
+
+def _fused(recipe: Recipe, tensors: Sequence[Planned]) -> list[str]:
+    """Fused layers whose parts are stored differently."""
+    mixed = mixed_parts(planned_layers(recipe.format, tensors, {}))
+    if not mixed:
+        return []
+    example = ", ".join(f"{module} is {way}" for way, module in list(mixed[0].items())[:3])
+    return [
+        f"{len(mixed)} layers that vLLM and SGLang fuse have parts stored differently, which they "
+        f"refuse to load ({example}); give them one scheme"
+    ]
+
+
+def _head(recipe: Recipe, quantized: Sequence[Planned]) -> list[str]:
+    """A quantized output head, which not every engine loads."""
+    for tensor in quantized:
+        if tensor.block is not None or tensor.scheme is None:
+            continue
+        scheme = tensor.scheme
+        why = length_refused(recipe.format, tensor.shape[0], scheme.bits, scheme.symmetric)
+        if why is not None:
+            return [f"vLLM and SGLang refuse the head {tensor.module}: {why}"]
+        if recipe.format == "compressed-tensors":
+            return [
+                "note: SGLang before August 2026 and vLLM before March 2026 read no quantized head "
+                "of compressed-tensors"
+            ]
+        return [
+            f"note: transformers loads no quantized head of {recipe.format}; vLLM and SGLang do"
+        ]
+    return []
+
+
+def _marlin(recipe: Recipe, quantized: Sequence[Planned]) -> list[str]:
+    if recipe.format in ("bitsandbytes", "qserve"):
+        return []
+    shapes: Counter[tuple[int, ...]] = Counter()
+    for tensor in quantized:
+        out, width = tensor.shape
+        if tensor.scheme is not None and tensor.scheme.is_float:
+            continue
+        if not fits_marlin(out, width):
+            shapes[tensor.shape] += 1
+    if not shapes:
+        return []
+    example = ", ".join(f"{count} of {list(shape)}" for shape, count in list(shapes.items())[:3])
+    experts = any(expert_of(tensor.name) is not None for tensor in quantized)
+    return [
+        f"note: {shapes.total()} of {len(quantized)} matrices are no multiples of {MARLIN_OUT} "
+        f"(out) and {MARLIN_IN} (in) ({example}): vLLM serves them with slower kernels than Marlin"
+        + (", the experts with Triton's" if experts else "")
+    ]

@@ -1,0 +1,241 @@
+"""What memory a run will need at its highest, guessed from shapes.
+
+    memory  = the process itself + hidden states, unless they are on the disk
+            + the most of: reading the embedding, writing the head,
+                  a block as float32 + Gram sums + the activations of a micro-batch a thread,
+                  a block as float32 + Gram matrices + a matrix being rounded a thread
+
+A Setting says how much of that is there at once. Rounding to nearest holds one matrix a thread and
+needs no forward pass; where it is rotated before, the proof of that runs each block as it was and
+as it is then. The constants below are the only measured numbers.
+"""
+
+from dataclasses import dataclass, replace
+
+from qtool.planning.shapes import ROWS_AT_ONCE, Block, Input, Setting, Shapes, gram_sum_bytes
+
+# Resident bytes of the process before any tensor is read.
+PLAIN_PROCESS_BYTES = 55_000_000
+TORCH_PROCESS_BYTES = 461_000_000
+PROVING_PROCESS_BYTES = 395_000_000  # torch and transformers, but no calibration text
+# What is kept of each byte of a calibration text while its samples are not chosen yet: 4 bytes of a
+# token, which has 4 or more bytes of English, and between 2 and 3 of a mixture of languages.
+IDS_BYTES_PER_BYTE = 2
+# Bytes of a tensor that are read at once, and how often they are in memory while that lasts.
+READ_BYTES, READ_COPIES = 1 << 25, 2
+# What a dense tensor takes while it is checked and written, in copies.
+OUTSIDE_COPIES = 1.0
+# Temporary float32 numbers for each token of a micro-batch under way, in widths of the hidden
+# states and of the block's widest matrix; and copies of what its experts read.
+ACTIVATIONS_OF_HIDDEN, ACTIVATIONS_OF_WIDEST, ROUTED_COPIES = 3.0, 3.0, 1.0
+# What autograd keeps of each token that a tuned block is run for, in float32 numbers: in widths of
+# the hidden states and of the block's widest matrix. Where it ends behind attention, of the hidden
+# states alone, or of these and of what queries, keys and values are, whichever is more.
+KEPT_OF_HIDDEN, KEPT_OF_WIDEST = 26.0, 7.0
+KEPT_OF_ATTENTION, KEPT_BEFORE_ATTENTION, KEPT_OF_ATTENDING = 28.0, 9.0, 6.0
+# How much more hidden states take, with what goes beside them, where tokens are guided, states of
+# the original model are followed or a block is tuned.
+TUNED_STATES = 1.25
+# Bytes of each number of the largest parameter of a block whose slope a thread has, with products.
+SLOPE_BYTES = 5
+# Bytes for each number of a Gram matrix that is being factored as a whole, beside its own, and of
+# the factor; wider ones than WHOLE are factored in place.
+SOLVE_BYTES, FACTOR_BYTES, WHOLE = 12, 4, 2048
+# Bytes for each number of a Gram matrix and of what it is compared by, when the half that is summed
+# becomes whole; and where the step is found that makes up for what is lost, narrow and wide.
+PAIR_BYTES, STEP_BYTES, WIDE_STEP_BYTES = 10, 27, 22
+# Temporary bytes per weight while a matrix is rounded and packed (float32 copies, codes, words).
+ROUNDING_BYTES_PER_WEIGHT = 14
+# The same of whole-number codes whose groups are neighbours, which the kernels read back: codes,
+# what they stand for, words.
+LIGHT_BYTES_PER_WEIGHT = 6
+# The same of the rows of a head or an embedding that a thread rounds at once.
+HEAD_BYTES_PER_WEIGHT = 19
+# Bytes for each weight of a matrix whose rows make up for each other, beside those of rounding.
+FED_BACK_BYTES = 12
+# What a run has open that measures slopes of the loss first, beside what `qtool fit` has.
+BESIDE_SLOPES_BYTES = 60_000_000
+# What malloc keeps for each thread of the arrays that were there before: at most two, since those
+# above 32 MiB, its highest threshold, go back to the system.
+KEPT_BYTES_PER_WEIGHT, MOST_KEPT_BYTES = 14, 2 << 25
+
+
+@dataclass(frozen=True)
+class Peak:
+    """Resident bytes, and in words what most of them are."""
+
+    nbytes: int
+    of: str
+
+
+def peak(shapes: Shapes, setting: Setting) -> Peak:
+    """Resident memory at its highest, and what it is for."""
+    if not shapes.calibrates:
+        return (_rotated_peak if shapes.rotates else _plain_peak)(shapes, setting)
+    stages = [
+        encoding(shapes),
+        Peak(_embedding(shapes), "looking up the words of the calibration text"),
+        Peak(int(OUTSIDE_COPIES * shapes.outside), "copying the embedding or the head"),
+        *(stage for block in shapes.blocks for stage in _in_block(shapes, block, setting)),
+        _head(shapes, setting),
+    ]
+    most = max(stages, key=lambda stage: stage.nbytes)
+    slopes = Peak(0, "")
+    if shapes.fed_back:
+        from qtool.fitting.memory import measuring
+
+        fed = replace(shapes, tokens=shapes.fed_back)
+        slopes = measuring(fed, setting.threads, shapes.batch)
+        slopes = replace(slopes, nbytes=slopes.nbytes + BESIDE_SLOPES_BYTES)
+    states = 0 if setting.states_on_disk else shapes.states
+    apart = TUNED_STATES if shapes.follows or shapes.guides else 1.0
+    base = TORCH_PROCESS_BYTES + int(states * apart)
+    return max(Peak(base + most.nbytes, most.of), slopes, key=lambda stage: stage.nbytes)
+
+
+def encoding(shapes: Shapes) -> Peak:
+    """Of the text to calibrate on, of which numbers are kept alone."""
+    return Peak(IDS_BYTES_PER_BYTE * shapes.text, "the tokens of the whole calibration text")
+
+
+def _plain_peak(shapes: Shapes, setting: Setting) -> Peak:
+    """The same of a run that rounds each tensor on its own: one a thread is there."""
+    rounding = setting.threads * shapes.quantized * ROUNDING_BYTES_PER_WEIGHT
+    each = Peak(max(rounding, 4 * shapes.largest), "one tensor for each thread")
+    most = max(each, _head(shapes, setting), key=lambda stage: stage.nbytes)
+    return Peak(PLAIN_PROCESS_BYTES + most.nbytes, most.of)
+
+
+def _head(shapes: Shapes, setting: Setting) -> Peak:
+    weights, stored = shapes.heads
+    rounding = stored + HEAD_BYTES_PER_WEIGHT * setting.threads * min(weights, ROWS_AT_ONCE)
+    back = Peak(shapes.head, "reading the quantized head back")
+    return max(back, Peak(rounding, "rounding the head"), key=lambda stage: stage.nbytes)
+
+
+def _rotated_peak(shapes: Shapes, setting: Setting) -> Peak:
+    """The same where the tensors are rotated: those with mixed rows are kept, two at a time."""
+    rounding = (2 * 4 + setting.threads * ROUNDING_BYTES_PER_WEIGHT) * shapes.quantized
+    stages = [
+        Peak(proving(shapes), "a block in float32, as it was and rotated"),
+        Peak(rounding, "one tensor for each thread"),
+        Peak(sum(shapes.turned[: setting.threads]), "rotating the embedding and the head"),
+        _head(shapes, setting),
+    ]
+    most = max(stages, key=lambda stage: stage.nbytes)
+    return Peak(PROVING_PROCESS_BYTES + most.nbytes, most.of)
+
+
+def proving(shapes: Shapes) -> int:
+    """Bytes of a block and of the same rotated, while its last tensor is read and rotated."""
+    each = (2 * one.nbytes + 4 * one.largest + reading(2 * one.largest) for one in shapes.blocks)
+    return max(each, default=0)
+
+
+def reading(nbytes: int) -> int:
+    """Bytes that it takes to read a tensor of `nbytes`, beside what is made of it."""
+    return READ_COPIES * min(nbytes, READ_BYTES)
+
+
+def _embedding(shapes: Shapes) -> int:
+    rows = min(shapes.tokens, shapes.vocabulary)
+    width = shapes.hidden + shapes.handed.given
+    return 4 * width * (rows + 3 * shapes.batch) + reading(shapes.outside)
+
+
+def _in_block(shapes: Shapes, block: Block, setting: Setting) -> list[Peak]:
+    """What a block needs while it is read, measured, quantized and run."""
+    together = _together(shapes, block, setting)
+    threads = setting.threads
+    measured = together if shapes.grams else []
+    sums = sum(gram_sum_bytes(one.width) for one in measured)
+    widest = max((one.width for one in measured), default=0)
+    matrices = sum(4 * one.width**2 for one in measured)
+    proof = 4 * block.folded if shapes.chained else 0
+    batches = min(threads, -(-shapes.tokens // max(1, shapes.batch)))
+    running = batches * activations(shapes, block)
+    jobs = sum(_job(shapes, one) for one in together[:threads])
+    if shapes.grams:
+        most = max((one.largest for one in block.inputs), default=0)
+        jobs += threads * min(KEPT_BYTES_PER_WEIGHT * most, MOST_KEPT_BYTES)
+    codes = block.nbytes // 2 if shapes.tunes else 0  # as they were and with other scales
+    guiding = []
+    counted = batches * 4 * shapes.batch * shapes.hidden if shapes.guides else 0
+    if shapes.guides:
+        each = KEPT_BEFORE_ATTENTION * shapes.passed + KEPT_OF_ATTENDING * block.attending
+        graph = batches * int(4 * shapes.batch * max(KEPT_OF_ATTENTION * shapes.passed, each))
+        guiding = [Peak(block.nbytes + graph, "slopes of keys and values")]
+    backs = []
+    if shapes.fed_back:
+        rows = 4 * sum(out**2 for out in block.made)
+        shared = shapes.hidden**2 if block.given else 0  # of all experts
+        kept = KEPT_OF_HIDDEN * shapes.passed + KEPT_OF_WIDEST * block.widest
+        kept += 2 * sum(block.made) + 3 * block.given  # slopes, and as they count
+        back = block.nbytes + matrices + rows + batches * int(4 * shapes.batch * kept)
+        back += (4 + SOLVE_BYTES) * shared
+        backs = [Peak(back, "slopes by what matrices of a block give")]
+        # Each thread has one matrix as it is to be rounded, and one that is being factored.
+        jobs += rows + 4 * shared + sum(SOLVE_BYTES * out**2 for out in block.made[:threads])
+        jobs += threads * FED_BACK_BYTES * block.fed
+    tuning = []
+    if shapes.tunes:
+        kept = KEPT_OF_HIDDEN * shapes.passed + KEPT_OF_WIDEST * block.widest
+        slopes = min(batches, shapes.tunes) * (
+            int(4 * shapes.batch * kept) + SLOPE_BYTES * block.largest
+        )
+        tuning = [Peak(block.nbytes + codes + slopes, "tuning the scales of a block")]
+    comparing = []
+    if shapes.makes_up:  # one input after another, in a block and in a copy of it as it was
+        most = max((one.width for one in block.inputs if one.share is None), default=0)
+        rows = batches * 4 * shapes.batch * most
+        step = (STEP_BYTES if most <= WHOLE else WIDE_STEP_BYTES) * most**2
+        comparing = [
+            Peak(
+                2 * block.nbytes + running + counted + rows + PAIR_BYTES * most**2,
+                "comparing a block's inputs with the original's",
+            ),
+            Peak(2 * block.nbytes + step + 8 * block.largest, "making up for what inputs lost"),
+            Peak(2 * block.nbytes + 4 * most**2 + jobs, "rounding the matrices of a block"),
+        ]
+    return [
+        *tuning,
+        *comparing,
+        *guiding,
+        *backs,
+        Peak(block.nbytes + reading(2 * block.largest), "reading a block as float32"),
+        Peak(block.nbytes + running + counted + sums, "measuring a block's inputs"),
+        Peak(block.nbytes + matrices + 4 * widest**2, "the Gram matrices of a block"),
+        Peak(block.nbytes + matrices + proof, "proving which matrices take scales"),
+        Peak(block.nbytes + codes + matrices + jobs, "rounding the matrices of a block"),
+    ]
+
+
+def _job(shapes: Shapes, one: Input) -> int:
+    """What a thread needs to round the matrices that read one input, one after another."""
+    if not shapes.grams:
+        return ROUNDING_BYTES_PER_WEIGHT * one.largest
+    each = LIGHT_BYTES_PER_WEIGHT if shapes.light else ROUNDING_BYTES_PER_WEIGHT
+    if not shapes.solves:
+        return each * one.largest
+    solve = SOLVE_BYTES * one.width**2 if one.width <= WHOLE else 0
+    return max(solve, FACTOR_BYTES * one.width**2 + each * one.largest)
+
+
+def _together(shapes: Shapes, block: Block, setting: Setting) -> list[Input]:
+    """The inputs that are measured together, at worst; the widest first."""
+    if not shapes.grams or shapes.chained:
+        return list(block.inputs)
+    found: list[Input] = []
+    room = setting.gram_bytes
+    for one in block.inputs:
+        if not found or gram_sum_bytes(one.width) <= room:
+            found.append(one)
+            room -= gram_sum_bytes(one.width)
+    return found
+
+
+def activations(shapes: Shapes, block: Block) -> int:
+    """Bytes that one thread needs to run a micro-batch, and keeps of it for experts."""
+    dense = ACTIVATIONS_OF_HIDDEN * shapes.passed + ACTIVATIONS_OF_WIDEST * block.widest
+    routed = sum(one.share * one.width for one in block.inputs if one.share is not None)
+    return int(4 * shapes.batch * (dense + ROUTED_COPIES * routed))

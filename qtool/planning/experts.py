@@ -1,0 +1,40 @@
+"""The checkpoint as a recipe has it: intermediate widths padded, and fused experts apart where it
+quantizes a matrix of them."""
+
+from qtool import structure
+from qtool.checkpoint import Checkpoint
+from qtool.fused_experts import apart
+from qtool.layer_names import experts_of
+from qtool.padding import padded
+from qtool.planning.fit import Action, fit, override, recipe_scheme
+from qtool.recipe.recipe import Recipe
+from qtool.scheme import Dense, Scheme
+
+
+def as_quantized(recipe: Recipe, checkpoint: Checkpoint) -> Checkpoint:
+    """The checkpoint with a matrix for each expert wherever `recipe` quantizes one of them.
+
+    Layers that stay dense stay fused, as engines know them from the source.
+    """
+    view = apart(checkpoint)
+    if view is checkpoint or recipe.rounding == "none":
+        return _as_wide(recipe, checkpoint)
+    view = _as_wide(recipe, view)
+    tensors = view.tensors
+    blocks = structure.find_blocks(tensors, view.config)
+    parents = structure.expert_parents(tensors)
+    default = recipe_scheme(recipe)
+    roles = {name: structure.role(name, info, blocks, parents) for name, info in tensors.items()}
+    actions: dict[str, Action] = {
+        name: default if role.reason is None else Dense(role.reason) for name, role in roles.items()
+    }
+    override(recipe, actions)
+    fit(recipe, tensors, actions)
+    found = (experts_of(name) for name, action in actions.items() if isinstance(action, Scheme))
+    layers = {layer for layer, _ in filter(None, found)}
+    return _as_wide(recipe, apart(checkpoint, layers.__contains__))
+
+
+def _as_wide(recipe: Recipe, checkpoint: Checkpoint) -> Checkpoint:
+    multiple = recipe.pad_intermediate
+    return padded(checkpoint, multiple) if multiple > 1 else checkpoint

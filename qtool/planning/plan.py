@@ -1,0 +1,336 @@
+"""The plan: what happens to every source tensor, and what the artifact will hold, to the byte.
+
+Made from headers and config.json alone, before any work. Every source tensor is quantized under
+a Scheme, kept dense for a stated reason, or dropped for a stated reason. What an indivisible
+width, a format's limit or an override does is decided here, and so is everything an engine will
+refuse. A plan does not change while a run goes on.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from typing import Any
+
+from qtool import padding, structure
+from qtool.checkpoint import Checkpoint
+from qtool.errors import SourceError, UnsupportedError
+from qtool.formats import FORMATS
+from qtool.formats.facts import Options
+from qtool.formats.safetensors_file import Layout, TensorInfo, TensorSpec, plan_shards
+from qtool.planning import (
+    beside,
+    budget,
+    duration,
+    engines,
+    estimate,
+    heads,
+    mlx,
+    notes,
+    shapes,
+    unmatched,
+    unseen,
+)
+from qtool.planning.budget import Memory
+from qtool.planning.cache import Kept, planned_scales
+from qtool.planning.fit import UNROUNDED, Action, fit, format_options, override, recipe_scheme
+from qtool.planning.handed import handed_on
+from qtool.planning.mlx import stacks
+from qtool.planning.planned import Planned
+from qtool.recipe.recipe import Recipe
+from qtool.scheme import Dense, Dropped, Scheme
+from qtool.structure import BlockStack
+
+__all__ = ["BlockStack", "Plan", "format_options", "make_plan"]
+
+MAX_SHARD_BYTES = 5_000_000_000
+_COMPARED_BYTES = 1 << 20  # at a time, and at each end where only a sample is compared
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run will do. `tensors` is in the order of the source."""
+
+    recipe: Recipe
+    tensors: tuple[Planned, ...]
+    blocks: BlockStack
+    layout: Layout
+    warnings: tuple[str, ...]
+    memory: Memory
+    seconds: float
+    cache: Mapping[int, Kept] = field(default_factory=dict)  # of blocks whose keys get scales
+
+    @property
+    def peak_rss_bytes(self) -> int:
+        """Estimated."""
+        return self.memory.estimated.nbytes
+
+    @property
+    def disk_bytes(self) -> int:
+        """What a run keeps on the disk beside the artifact, to go on with."""
+        return self.memory.disk_bytes
+
+    @property
+    def format(self) -> str:
+        """awq, gptq or dense."""
+        return self.recipe.format
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the tensor files, exact."""
+        return self.layout.size
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Bits written for each number that the model has; dropped copies count on neither side."""
+        kept = [tensor for tensor in self.tensors if not isinstance(tensor.action, Dropped)]
+        numbers = sum(tensor.parameters for tensor in kept)
+        return 8 * sum(tensor.nbytes for tensor in kept) / numbers if numbers else 0.0
+
+    @property
+    def unquantized_share(self) -> float:
+        """Share of the model's numbers that are stored dense; as `qtool inspect` counts it."""
+        return notes.dense_share(self.tensors)
+
+    @cached_property
+    def by_name(self) -> Mapping[str, Planned]:
+        """Source tensor name to its plan."""
+        return {tensor.name: tensor for tensor in self.tensors}
+
+    def target(self, name: str) -> Scheme | None:
+        """The scheme that transforms make a tensor ready for: its own or, where the recipe leaves
+        the rounding to another tool (method: none), the recipe's."""
+        planned = self.by_name[name]
+        if planned.action != UNROUNDED or self.recipe.weights is None:
+            return planned.scheme
+        scheme = self.recipe.scheme
+        fits = scheme.group_size < 0 or planned.shape[1] % scheme.group_size == 0
+        return scheme if fits else None
+
+    @cached_property
+    def by_block(self) -> Mapping[int | None, tuple[Planned, ...]]:
+        """Tensors of each decoder block; under None those of no block."""
+        groups: dict[int | None, list[Planned]] = defaultdict(list)
+        for tensor in self.tensors:
+            groups[tensor.block].append(tensor)
+        return {block: tuple(group) for block, group in groups.items()}
+
+    @property
+    def quantized(self) -> tuple[Planned, ...]:
+        """The tensors that get codes."""
+        return tuple(tensor for tensor in self.tensors if tensor.scheme is not None)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many tensors are quantized, dense and dropped."""
+        kinds = Counter(type(tensor.action) for tensor in self.tensors)
+        return {"quantized": kinds[Scheme], "dense": kinds[Dense], "dropped": kinds[Dropped]}
+
+    def json(self) -> dict[str, Any]:
+        """The --json object of `qtool plan`."""
+        return {
+            "recipe": self.recipe.name,
+            "format": self.format,
+            "blocks": {"prefix": self.blocks.prefix, "count": self.blocks.count},
+            "size_bytes": self.size_bytes,
+            "bits_per_weight": self.bits_per_weight,
+            "unquantized_share": self.unquantized_share,
+            "peak_rss_bytes": self.peak_rss_bytes,
+            "memory": self.memory.json(),
+            "seconds": self.seconds,
+            "warnings": list(self.warnings),
+            "tensors": [
+                {
+                    "name": tensor.name,
+                    "shape": list(tensor.shape),
+                    "scheme": None if tensor.scheme is None else str(tensor.scheme),
+                    "reason": tensor.reason
+                    and ("dropped: " if isinstance(tensor.action, Dropped) else "") + tensor.reason,
+                    "bytes": tensor.nbytes,
+                }
+                for tensor in self.tensors
+            ],
+        }
+
+
+def make_plan(
+    recipe: Recipe,
+    checkpoint: Checkpoint,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+    compare_all: bool = False,
+    unknown: Collection[str] = (),
+    threads: int | None = None,
+    max_ram: int | None = None,
+    from_stats: bool = False,
+) -> Plan:
+    """Plan `recipe` for a checkpoint. Reads tensor data only to compare a tied head's two copies:
+    a megabyte at each end, or with `compare_all`, for a run, every byte.
+
+    unknown: tensors that the model class was seen to have no place for; they are copied. Only a
+    run that opens the class knows any. threads: by default every core. max_ram: bytes that a run
+    may take; UnsupportedError where it cannot do with them. from_stats: a file says what was
+    measured, so that no text passes back.
+    Raises UnsupportedError for a source that cannot be quantized at all, FormatError where the
+    recipe's format cannot hold what the recipe asks for, RecipeError for overrides of no tensor.
+    """
+    said: list[str] = []
+    source = checkpoint
+    beside.refuse_adapter(checkpoint)
+    if recipe.rotates:
+        checkpoint, said = _rotated(recipe, checkpoint)
+    tensors = checkpoint.tensors
+    if recipe.rounding != "none" or recipe.transform_chain:
+        structure.check_source(tensors, checkpoint.config)
+    beside.refuse_other_config(source)
+    seems = beside.check_whole(source)
+    blocks = structure.find_blocks(tensors, checkpoint.config)
+    warnings = [
+        *notes.idle(recipe),
+        *notes.missing_files(checkpoint, recipe.calibrates and not from_stats),
+    ]
+    warnings += [*seems, *beside.said(checkpoint), *padding.said(checkpoint), *said]
+    parents = structure.expert_parents(tensors)
+    roles = {name: structure.role(name, info, blocks, parents) for name, info in tensors.items()}
+    default = recipe_scheme(recipe)
+    actions: dict[str, Action] = {
+        name: default if role.reason is None else Dense(role.reason) for name, role in roles.items()
+    }
+    heads.refuse_tied(recipe, tensors, heads.says_tied(checkpoint.config))
+    unmatched.refuse(recipe, actions)
+    kind = str(checkpoint.config.get("model_type") or "")
+    mlx.leave(recipe, kind, actions)
+    heads.quantize_outside(recipe, actions, kind, heads.says_tied(checkpoint.config))
+    warnings += override(recipe, actions)
+    no_place: Action = Dense("unknown to the model class")
+    actions |= {n: no_place for n in unknown if isinstance(actions[n], Scheme)}
+    fit(recipe, tensors, actions)
+    if recipe.tunes:
+        names = (name for name, action in actions.items() if isinstance(action, Scheme))
+        experts = (name for name in names if structure.expert_of(name) is not None)
+        notes.refuse_experts(checkpoint.path, experts)
+    actions |= _untie(checkpoint, actions, compare_all)
+    if recipe.rounding != "none" and not any(isinstance(a, Scheme) for a in actions.values()):
+        reasons = Counter(a.reason for a in actions.values() if isinstance(a, Dense))
+        common = "; ".join(f"{why}: {count}" for why, count in reasons.most_common(4))
+        raise UnsupportedError(
+            f"{checkpoint.path}: with recipe {recipe.name} no tensor is quantized (tensors by "
+            f"reason: {common}); correct the recipe: `qtool inspect MODEL --all` shows the tensors"
+        )
+    options = format_options(recipe)
+    cache: dict[str, Kept] = {}
+    if recipe.kv_cache is not None and recipe.measures_cache:
+        cache = planned_scales(roles, checkpoint.config, recipe.kv_cache.scale == "head")
+    planned = tuple(
+        Planned(
+            name,
+            info.shape,
+            info.dtype,
+            actions[name],
+            (
+                *_outputs(recipe, options, name, info, actions[name]),
+                *(cache[name].specs() if name in cache else ()),
+            ),
+            roles[name].block,
+        )
+        for name, info in tensors.items()
+    )
+    unseen.refuse(recipe, checkpoint, planned)
+    mlx.refuse(recipe, checkpoint, planned)
+    layout = plan_shards(
+        [spec for tensor in planned for spec in tensor.outputs],
+        max_shard_bytes,
+        stack_of=stacks(recipe.format, checkpoint.config),
+    )
+    active = structure.active_share(checkpoint.config)
+    handed = handed_on(checkpoint.config, recipe.calibration.length)
+    counted = shapes.shapes_of(recipe, planned, active, handed)
+    if from_stats:
+        counted = replace(counted, guides=False, fed_back=0, text=0)
+    memory = budget.choose(
+        counted if recipe.calibrates else None,
+        threads or shapes.usable_cores(),
+        max_ram,
+        partial(estimate.peak, counted),
+    )
+    seconds = duration.seconds(recipe, planned, counted, active, memory.setting)
+    warnings += engines.warnings(recipe, planned)
+    warnings += [*notes.much_dense(planned), *notes.wide_codes(planned)]
+    of_block = {tensor.block: cache[tensor.name] for tensor in planned if tensor.name in cache}
+    return Plan(
+        recipe, planned, blocks, layout, tuple(warnings), memory, seconds,
+        {block: kept for block, kept in of_block.items() if block is not None},
+    )  # fmt: skip
+
+
+def _rotated(recipe: Recipe, checkpoint: Checkpoint) -> tuple[Checkpoint, list[str]]:
+    """The checkpoint with the head that a rotation unties, and sentences on it."""
+    from qtool.transforms.rotated import Rotated, untied
+
+    view = checkpoint
+    if not isinstance(view, Rotated):
+        view = untied(checkpoint, stream=recipe.rotate.r1)
+    said = []
+    if view.head is not None:
+        head, embedding = view.head
+        said.append(
+            f"note: rotating unties the head from {embedding}, as it reads the last norm's gain: "
+            f"{head} takes {view.tensors[head].nbytes:,} bytes more"
+        )
+    if view.refused is not None:
+        said.append(f"note: rotate: the residual stream is not rotated: {view.refused}")
+    return view, said
+
+
+def _untie(
+    checkpoint: Checkpoint, actions: Mapping[str, Action], compare_all: bool
+) -> dict[str, Action]:
+    """What a head that config.json ties to the embedding becomes: one copy is enough."""
+    found = [name for name, action in actions.items() if action == heads.HEAD]
+    if not heads.says_tied(checkpoint.config) or len(found) != 1:
+        return {}
+    head = found[0]
+    info = checkpoint.tensors[head]
+    for name, action in actions.items():
+        other = checkpoint.tensors[name]
+        if (
+            isinstance(action, Dense)
+            and action.reason == "embedding"
+            and (other.shape, other.dtype) == (info.shape, info.dtype)
+        ):
+            if _equal_bytes(checkpoint, head, name, compare_all):
+                return {head: Dropped(f"tied to {name}, of which it is a copy")}
+            return {head: Dense(f"output head; config.json ties it to {name}, but it differs")}
+    return {}
+
+
+def _equal_bytes(checkpoint: Checkpoint, first: str, second: str, every: bool) -> bool:
+    """Whether two tensors of one size hold the same bytes: at both ends, or `every` one."""
+    infos = [checkpoint.tensors[name] for name in (first, second)]
+    paths = [checkpoint.file_of(name) for name in (first, second)]
+    try:
+        with paths[0].open("rb") as one, paths[1].open("rb") as two:
+            size = infos[0].nbytes
+            starts = range(0, size, _COMPARED_BYTES)
+            if not every and len(starts) > 2:
+                starts = range(0, size, size - _COMPARED_BYTES)[:2]
+            for start in starts:
+                count = min(size - start, _COMPARED_BYTES)
+                one.seek(infos[0].start + start)
+                two.seek(infos[1].start + start)
+                a, b = one.read(count), two.read(count)
+                if len(a) != count or a != b:
+                    return False
+    except OSError as error:
+        raise SourceError(f"{error.filename}: cannot be read ({error.strerror})") from None
+    return True
+
+
+def _outputs(
+    recipe: Recipe, options: Options, name: str, info: TensorInfo, action: Action
+) -> tuple[TensorSpec, ...]:
+    if isinstance(action, Dropped):
+        return ()
+    if isinstance(action, Dense):
+        return (TensorSpec(name, info.dtype, info.shape),)
+    prefix = name.removesuffix(".weight")
+    return tuple(FORMATS[recipe.format].specs(prefix, action, info.shape, options))

@@ -1,0 +1,286 @@
+"""What the memory and the time of a run depend on: the shapes of its tensors, and how much of it is
+there at once."""
+
+import os
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from qtool.decoder_names import sees
+from qtool.errors import SourceError
+from qtool.planning.handed import ALONE, PER_LAYER, Handed
+
+if TYPE_CHECKING:
+    from qtool.planning.planned import Planned
+    from qtool.recipe.recipe import Recipe
+
+MICRO_BATCH_TOKENS = 1024  # as qtool.calibrating.skeleton has it, which needs torch
+# Gram matrices that are in memory together, where the recipe leaves a choice. Of a dense block of
+# 32 billion parameters all fit; of 256 experts a few dozen.
+GRAM_BYTES = 4 << 30
+
+# Weights of the output head that a thread rounds at once.
+ROWS_AT_ONCE = 1 << 23
+
+_ATTENDING = re.compile(r"(?i)[._]([qkv]|w?qkv|query_key_value|[qk]v?_[ab])(_proj\w*)?$")
+_LAST = re.compile(r"[._](ffn_down_exps|down_proj|w2|output_linear)")
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How much of a run is in memory at once. No byte of what it writes depends on it."""
+
+    threads: int
+    states_on_disk: bool = False
+    gram_bytes: int = GRAM_BYTES
+
+
+@dataclass(frozen=True)
+class Input:
+    """What matrices of a block read together."""
+
+    width: int
+    largest: int  # numbers in the largest of the matrices
+    share: float | None = None  # of an expert's: of the tokens that come here
+
+
+@dataclass(frozen=True)
+class Block:
+    """What a decoder block needs memory for."""
+
+    nbytes: int  # as float32
+    largest: int  # numbers in its largest tensor
+    widest: int  # the longer side of its largest matrix that every token meets
+    inputs: tuple[Input, ...]  # the widest first
+    folded: int = 0  # most numbers in matrices of one kind of input, those of all experts together
+    attending: int = 0  # rows of queries, keys and values, as far as names tell
+    made: tuple[int, ...] = ()  # rows of each matrix that all tokens meet, the most first
+    fed: int = 0  # numbers in the largest of these
+    given: float = 0.0  # rows that a token's experts give the hidden states, those of all together
+
+
+def text_bytes(source: str | None) -> int:
+    """Of a file, the largest one of a mixture; 0 of a hub dataset and of Python's help, which is
+    short, and of what a run will refuse."""
+    from qtool.calibrating.mixture import mixture
+
+    try:
+        files = [Path(part.source or "") for part in mixture(source).parts]
+        return max(path.stat().st_size if path.is_file() else 0 for path in files)
+    except (SourceError, OSError):
+        return 0
+
+
+def gram_sum_bytes(width: int) -> int:
+    """Bytes of a Gram matrix while it is summed: half of it, in float64."""
+    return width**2 * 9 // 2
+
+
+def is_last(name: str) -> bool:
+    """Whether an expert's matrix is its last one, as far as its name tells."""
+    return _LAST.search(name) is not None
+
+
+def slope_bytes(matrices: Iterable[tuple[int, ...]]) -> int:
+    """Of matrices [out, in], and of experts [experts, out, in]."""
+    return sum(8 * prod(shape[:-2]) * sum(shape[-2:]) for shape in matrices if len(shape) > 1)
+
+
+def attention_rows(tensors: Iterable[tuple[str, tuple[int, ...]]]) -> int:
+    """Rows of queries, keys and values, of names without ".weight" and shapes; for estimates."""
+    return sum(shape[0] for name, shape in tensors if _ATTENDING.search(name) and len(shape) == 2)
+
+
+def usable_cores() -> int:
+    """The cores this process may run on, which in a container are fewer than the machine's."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """What the memory of a run depends on, beside its setting."""
+
+    calibrates: bool
+    tokens: int
+    length: int  # tokens of a sample
+    batch: int  # tokens of a micro-batch
+    hidden: int  # width of the hidden states
+    vocabulary: int
+    outside: int  # bytes of the largest tensor of no block
+    largest: int  # numbers in the largest tensor
+    quantized: int  # numbers in the largest matrix that is quantized
+    blocks: tuple[Block, ...]  # one of each kind
+    grams: bool  # whether Gram matrices are measured
+    chained: bool  # of all of a block's inputs together, since transforms share scales
+    solves: bool  # whether they are factored
+    tunes: int = 0  # micro-batches of a step of tuning; 0 where blocks are not tuned
+    makes_up: bool = False  # whether inputs are compared with those of the original
+    guides: bool = False  # whether tokens of keys and values count by slopes
+    fed_back: int = 0  # tokens whose slopes say how rows make up for each other
+    light: bool = False  # whether kernels read back what was rounded
+    text: int = 0  # bytes of the text to calibrate on
+    rotates: bool = False
+    turned: tuple[int, ...] = ()  # bytes of each tensor of no block, in float32 and as it is stored
+    handed: Handed = ALONE
+    head: int = 0  # bytes that reading the output head back takes, where it is quantized
+    heads: tuple[int, int] = (0, 0)  # weights of that or of the embedding, and bytes of both stored
+    count: int = 0  # of all blocks
+    slopes: int = 0  # bytes of the slopes of all matrices, where they are measured
+
+    @property
+    def passed(self) -> int:
+        """Numbers of a position that go from block to block."""
+        return self.handed.streams * self.hidden + self.handed.columns
+
+    @property
+    def states(self) -> int:
+        """Bytes of the states of all tokens, those of the original model and what blocks are given
+        beside them included."""
+        return 4 * self.tokens * (self.passed * (2 if self.follows else 1) + self.handed.given)
+
+    @property
+    def slopes_on_disk(self) -> int:
+        """Bytes on the disk while slopes are measured: these, states before each block and behind
+        the last, gradients twice; and what blocks are given beside states, and gradients by it."""
+        numbers = self.passed * (self.count + 3) + 2 * self.handed.given
+        return 4 * self.tokens * numbers + self.slopes
+
+    @property
+    def on_disk(self) -> int:
+        """Bytes on the disk beside the artifact: states before a block and after it, from which a
+        run goes on; and where rows make up for each other, slopes behind each block, and what it
+        takes to measure them."""
+        if not self.fed_back:
+            return 2 * self.states
+        measured = replace(self, tokens=self.fed_back)
+        behind = 4 * self.fed_back * self.passed * self.count
+        return behind + max(2 * self.states, measured.slopes_on_disk)
+
+    @property
+    def follows(self) -> bool:
+        """Whether states of the original model are there beside those of the quantized one."""
+        return self.tunes > 0 or self.makes_up
+
+
+def micro_batch(samples: int, length: int, tokens: int = MICRO_BATCH_TOKENS) -> int:
+    """Tokens that pass through a block together; of whole samples, at least `tokens`."""
+    return length * min(samples, -(-tokens // length))
+
+
+def whole_batches(some: int, samples: int, length: int) -> int:
+    """Tokens of so many of all samples, whole micro-batches of them."""
+    together = micro_batch(samples, length)
+    return min(samples * length, together * -(-some * length // together))
+
+
+def shapes_of(
+    recipe: "Recipe",
+    tensors: "Iterable[Planned]",
+    active: float = 1.0,
+    handed: Handed = ALONE,
+) -> Shapes:
+    """What counts of a plan. active: the share of a block's experts that a token visits."""
+    from qtool import structure  # not where only the constants above are wanted
+
+    inside: dict[int, list[Planned]] = defaultdict(list)
+    outside = vocabulary = quantized = largest = hidden = head = longest = stored = 0
+    turned: list[int] = []
+    matrices: list[tuple[int, ...]] = []
+    floats = False
+    for tensor in tensors:
+        floats |= tensor.scheme is not None and tensor.scheme.is_float
+        largest = max(largest, tensor.parameters)
+        matrices.append(tensor.shape)
+        if tensor.scheme is not None and tensor.block is None:
+            head = max(head, tensor.parameters * (6 + tensor.scheme.bits) // 2)
+            longest = max(longest, tensor.parameters)
+            stored += tensor.parameters * (1 + tensor.scheme.bits) // 8
+        elif tensor.scheme is not None:
+            quantized = max(quantized, tensor.parameters)
+        if tensor.block is not None:
+            inside[tensor.block].append(tensor)
+        elif len(tensor.shape) == 2:
+            outside = max(outside, tensor.nbytes)
+            turned.append(4 * tensor.parameters + tensor.nbytes)
+            vocabulary = max(vocabulary, tensor.shape[0])
+            if PER_LAYER not in tensor.name and not sees(tensor.name):
+                hidden = max(hidden, tensor.shape[1])
+    blocks = set()
+    for group in inside.values():
+        inputs: dict[str, Input] = {}
+        alike: dict[str, int] = defaultdict(int)
+        widest = 0
+        attending = attention_rows((one.module, one.shape) for one in group)
+        made: list[int] = []
+        fed, given = 0, 0.0
+        for tensor in group:
+            if len(tensor.shape) != 2:
+                continue
+            share = active if structure.expert_of(tensor.name) is not None else None
+            if share is None:
+                widest = max(widest, *tensor.shape)
+            if tensor.scheme is not None:
+                site = structure.input_site(tensor.module)
+                alike[_NUMBER.sub("*", site)] += tensor.parameters
+                if share is None:
+                    made.append(tensor.shape[0])
+                    fed = max(fed, tensor.parameters)
+                elif is_last(tensor.module):
+                    fed = max(fed, tensor.parameters)
+                    given += share * tensor.shape[0]
+                before = inputs.get(site, Input(tensor.shape[1], 0, share))
+                inputs[site] = replace(before, largest=max(before.largest, tensor.parameters))
+        numbers = [tensor.parameters for tensor in group]
+        folded = max(alike.values(), default=0)
+        ordered = sorted(inputs.values(), key=lambda one: (-one.width, -one.largest))
+        blocks.add(
+            Block(
+                4 * sum(numbers), max(numbers), widest, tuple(ordered), folded, attending,
+                tuple(sorted(made, reverse=True)), fed, given,
+            )
+        )  # fmt: skip
+    settings = recipe.calibration
+    grams = "awq" in recipe.transform_chain or recipe.rounding == "gptq" or recipe.searches_scales
+    return Shapes(
+        calibrates=recipe.calibrates,
+        tokens=settings.samples * settings.length,
+        length=settings.length,
+        batch=micro_batch(settings.samples, settings.length),
+        hidden=hidden,
+        vocabulary=vocabulary,
+        outside=outside,
+        largest=largest,
+        quantized=quantized,
+        blocks=tuple(blocks),
+        grams=grams,
+        chained=recipe.shares_scales,
+        solves=recipe.rounding == "gptq",
+        tunes=recipe.tune.batch if recipe.tunes else 0,
+        makes_up=recipe.makes_up > 0,
+        guides=recipe.guides > 0,
+        fed_back=whole_batches(recipe.feeds_back, settings.samples, settings.length),
+        light=not floats and not recipe.reorders_groups,
+        text=text_bytes(settings.source),
+        rotates=recipe.rotates,
+        turned=tuple(sorted(turned, reverse=True)),
+        handed=handed,
+        head=head,
+        heads=(longest, stored),
+        count=len(inside),
+        slopes=slope_bytes(matrices),
+    )
+
+
+def groups(shapes: Shapes, block: Block, setting: Setting) -> int:
+    """How many times the inputs of a block are measured, some at a time."""
+    if not shapes.grams or shapes.chained:
+        return 1
+    total = sum(gram_sum_bytes(one.width) for one in block.inputs)
+    return max(1, -(-total // setting.gram_bytes))
