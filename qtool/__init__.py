@@ -18,13 +18,14 @@ if TYPE_CHECKING:
         open,
         plan,
         quantize,
+        sample,
         verify,
     )
 
 __version__ = "0.1.0"
 __all__ = [
     "Model", "__version__", "compare", "convert", "download", "evaluate", "fit", "generate", "open",
-    "plan", "quantize", "verify",
+    "plan", "quantize", "sample", "verify",
 ]  # fmt: skip
 
 # In an installed package formats/ and recipes/ lie inside qtool/; in a source checkout they lie

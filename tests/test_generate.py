@@ -26,7 +26,8 @@ from qtool.cli.main import app
 from qtool.cuda.reading import OnDevice
 from qtool.errors import SourceError, UsageError
 from qtool.generating import products
-from qtool.generating.generate import Generated, _room, generate
+from qtool.generating.generate import Generated, generate
+from qtool.generating.ready import _room
 from qtool.quality.engine_inputs import activations
 from qtool.quality.forward import forward
 from qtool.quality.weights import open_weights
@@ -162,7 +163,7 @@ def test_matrices_stay_in_memory_where_there_is_room(
         sizes = [4 * math.prod(weights.tensors[name].shape) for name in read]
     for kept in (0, len(read) // 2):
         read.clear()
-        monkeypatch.setattr("qtool.generating.generate._room", lambda kept=kept: sum(sizes[:kept]))
+        monkeypatch.setattr("qtool.generating.ready._room", lambda kept=kept: sum(sizes[:kept]))
         found = generate(out, PROMPT, 5, None, QUIET)
         assert found.tokens == whole.tokens
         assert found.not_kept <= whole.matrices - kept
@@ -172,7 +173,7 @@ def test_matrices_stay_in_memory_where_there_is_room(
 
 def test_half_of_the_memory_that_is_available_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
     for available, room in ((1000, 500), (None, 0)):
-        monkeypatch.setattr("qtool.generating.generate.memory", lambda a=available: (4000, a))
+        monkeypatch.setattr("qtool.generating.ready.memory", lambda a=available: (4000, a))
         assert _room() == room
 
 

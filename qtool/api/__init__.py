@@ -12,10 +12,10 @@ qtool.errors), whose text says what to do. Nothing is printed unless `quiet=Fals
 """
 
 from qtool.api.looking import compare, evaluate, generate, plan, verify
-from qtool.api.making import convert, download, fit, quantize
+from qtool.api.making import convert, download, fit, quantize, sample
 from qtool.opened import Model, open
 
 __all__ = [
     "Model", "compare", "convert", "download", "evaluate", "fit", "generate", "open", "plan",
-    "quantize", "verify",
+    "quantize", "sample", "verify",
 ]  # fmt: skip

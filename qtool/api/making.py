@@ -11,6 +11,7 @@ from qtool.api.common import path_of, refuse_less, threads_as_before
 if TYPE_CHECKING:
     from qtool.converting.certificate import Converted
     from qtool.fitting.request import Fitted
+    from qtool.generating.sample import Sampled
     from qtool.runs.progress import Progress
     from qtool.runs.summary import Summary
 
@@ -190,6 +191,51 @@ def convert(
         fresh=fresh,
     )
     return run(request, progress)
+
+
+def sample(
+    model: str | Path,
+    out: str | Path,
+    *,
+    samples: int = 128,
+    length: int = 512,
+    seed: int = 0,
+    device: str = "auto",
+    threads: int | None = None,
+    fresh: bool = False,
+    quiet: bool = True,
+    progress: Progress | None = None,
+) -> Sampled:
+    """Let a model write a text to calibrate it on, as `qtool sample` does.
+
+    Returns what was written: `out`, `texts`, `tokens` and `json()`, the object of `qtool sample
+    --json`.
+    """
+    refuse_less(samples=(samples, 1), length=(length, 8), seed=(seed, 0), threads=(threads, 1))
+    from qtool.calibrating.allocator import share_heap
+
+    share_heap()
+    import torch
+
+    from qtool.calibrating.device import explained
+    from qtool.generating.sample import Sampling
+    from qtool.generating.sample import sample as run
+    from qtool.hub import resolve
+    from qtool.native.library import default_threads
+    from qtool.runs.progress import Progress
+    from qtool.runs.request import check_names, device_of
+    from qtool.runs.workspace import check_free
+
+    check_names(model, out)
+    check_free(Path(out), is_folder=False)  # before a download that may take hours
+    place = device_of(device, ways_back=False)
+    progress = progress or Progress(quiet=quiet)
+    with progress.stage("download"):
+        path = resolve(str(model), progress)
+    sampling = Sampling(samples, length, seed)
+    with threads_as_before(), explained(place, "the model"):
+        torch.set_num_threads(threads or default_threads())
+        return run(path, Path(out), sampling, place, progress, model=str(model), fresh=fresh)
 
 
 def download(

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -46,16 +46,23 @@ def _encode(model: Path, special: bool = False) -> Encode:
 def text_after(before: Sequence[int], ids: Sequence[int], model: Path) -> str:
     """What ids add to the text of those before them, without special tokens. What characters a
     token is can depend on its neighbours, so that both are decoded and the difference taken."""
+    decode = decoder(model)
+    return decode([*before, *ids])[len(decode(before)) :]
+
+
+def decoder(model: Path) -> Callable[[Sequence[int]], str]:
+    """What makes text of ids, without special tokens."""
     fast = model / "tokenizer.json"
-    both = [*before], [*before, *ids]
-    if fast.is_file():
-        tokenizer = _fast(fast)
-        with TokenizerErrors(fast):
-            first, whole = (str(tokenizer.decode(some)) for some in both)
-    else:
+    if not fast.is_file():
         slow = transformers_tokenizer(model)
-        first, whole = (str(slow.decode(some, skip_special_tokens=True)) for some in both)
-    return whole[len(first) :]
+        return lambda ids: str(slow.decode([*ids], skip_special_tokens=True))
+    tokenizer = _fast(fast)
+
+    def decode(ids: Sequence[int]) -> str:
+        with TokenizerErrors(fast):
+            return str(tokenizer.decode([*ids]))
+
+    return decode
 
 
 def _fast(path: Path) -> Any:

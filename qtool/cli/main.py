@@ -35,6 +35,7 @@ from qtool.cli.quantize import quantize
 from qtool.cli.recipes import recipes
 from qtool.cli.report import report
 from qtool.cli.reproduce import reproduce
+from qtool.cli.sample import sample
 from qtool.cli.schema import schema
 from qtool.cli.verify import verify
 from qtool.errors import TOO_LARGE, QtoolError, UsageError
@@ -89,6 +90,7 @@ for _command in (quantize, calibrate, fit, plan, inspect, diff, convert, recipes
     app.command()(_command)
 app.command("eval")(evaluate)
 app.command()(generate)
+app.command()(sample)
 app.command()(compare)
 app.command()(schema)
 app.command()(verify)

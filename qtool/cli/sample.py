@@ -1,0 +1,63 @@
+"""`qtool sample`: text that a model writes by itself, to calibrate it on."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from qtool.cli import completing
+from qtool.printable import printable
+
+
+def sample(
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="a folder, a GGUF file, a hub id, or an alias such as `tiny`",
+            autocompletion=completing.models,
+        ),
+    ],
+    out: Annotated[Path, typer.Option("-o", "--out", help="JSONL file to write")],
+    samples: Annotated[int, typer.Option(min=1, help="how many stretches of text")] = 128,
+    length: Annotated[int, typer.Option(min=8, help="tokens in each")] = 512,
+    seed: Annotated[int, typer.Option(min=0, help="another one gives other texts")] = 0,
+    device: Annotated[str, typer.Option(help="cpu, cuda, or auto, which is the CPU")] = "auto",
+    threads: Annotated[int | None, typer.Option(min=1, help="by default every core")] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="start over, whatever an interrupted run left")
+    ] = False,
+    json_: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
+) -> None:
+    """Let MODEL write a text of its own, for --calibration of `qtool quantize` and others.
+
+    It needs no data, and what comes out is in the languages and of the kinds that the model knows.
+    The model is kept in memory as far as half of what is available goes; what does not fit is read
+    again for every token.
+    """
+    from qtool import api
+    from qtool.runs.progress import Progress
+
+    found = api.sample(
+        model,
+        out,
+        samples=samples,
+        length=length,
+        seed=seed,
+        device=device,
+        threads=threads,
+        fresh=fresh,
+        progress=Progress(quiet=json_),
+    )
+    if json_:
+        typer.echo(json.dumps(found.json()))
+        return
+    typer.echo(
+        printable(
+            f"{found.out}: {found.tokens:,} tokens in {found.texts:,} texts, "
+            f"{found.size_bytes / 1e6:.2f} MB, {found.seconds:.1f} s"
+        )
+    )
+    typer.echo(
+        printable(f"next: qtool quantize {model} --recipe w4g128-awq-gptq --calibration {out}")
+    )
