@@ -219,6 +219,7 @@ def test_python_page_names_what_the_functions_take() -> None:
         "evaluate": ["quiet=True"],
         "compare": ["quiet=True"],
         "plan": [],
+        "sample": ["quiet=True"],
         "verify": ["quiet=True"],
         "convert": ["quiet=True"],
     }

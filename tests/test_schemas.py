@@ -71,6 +71,11 @@ def test_generate() -> None:
     check("generate", run("generate", "tiny", "--tokens", "2"))
 
 
+def test_sample(tmp_path: Path) -> None:
+    out = str(tmp_path / "own.jsonl")
+    check("sample", run("sample", "tiny", "-o", out, "--samples", "1", "--length", "8"))
+
+
 def test_every_command_has_a_schema() -> None:
     command = get_command(app)
     commands: dict[str, Any] = command.commands  # type: ignore[attr-defined]

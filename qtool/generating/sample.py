@@ -234,6 +234,8 @@ def chosen(logits: torch.Tensor, draws: NDArray[np.float64]) -> NDArray[np.int64
     """The token [texts] in whose stretch of the cumulated probabilities [texts, vocabulary] a draw
     lies."""
     sums = torch.softmax(logits.double(), -1).cumsum(-1)
-    wanted = torch.from_numpy(draws).to(sums)[:, None] * sums[:, -1:]
-    found = torch.searchsorted(sums, wanted, right=True)[:, 0]
-    return found.clamp(max=logits.shape[-1] - 1).cpu().numpy()
+    whole = sums[:, -1:]
+    wanted = torch.from_numpy(draws).to(sums)[:, None] * whole
+    # Less than all of it, even rounded: what has no probability is never drawn.
+    wanted = torch.minimum(wanted, torch.nextafter(whole, torch.zeros_like(whole)))
+    return torch.searchsorted(sums, wanted, right=True)[:, 0].cpu().numpy()

@@ -128,7 +128,7 @@ def of_text(own: bool) -> list[str]:
         return []
     return [
         "calibrated on Python's own documentation, which is good for trying only; --calibration "
-        "FILE takes a text like yours"
+        "FILE takes a text like yours, or one that `qtool sample` lets the model write"
     ]
 
 

@@ -1,0 +1,216 @@
+"""`sample`: texts that a model writes by itself.
+
+What is drawn is compared with the probabilities of a whole forward pass without a cache; what is
+written with the tokens that were drawn.
+"""
+
+import json
+import signal
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cuda_device import device, emulator
+from quantizing import Call, caller
+
+import qtool
+from qtool.calibrating.device import Device
+from qtool.calibrating.skeleton import Skeleton
+from qtool.calibrating.texts import load_text
+from qtool.errors import QtoolError, SourceError, UnsupportedError, UsageError
+from qtool.generating import sample as module
+from qtool.generating.sample import Sampling, _draws, _Marks, chosen
+from qtool.hub import tiny_folder
+from qtool.quality.engine_inputs import activations
+from qtool.quality.forward import forward
+from qtool.quality.weights import open_weights
+from qtool.runs.progress import Progress
+
+__all__ = ["device", "emulator"]
+
+QUIET = Progress(quiet=True)
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
+    return caller(monkeypatch, capfd)
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[list[list[int]]]:
+    """The batches of tokens that are drawn."""
+    found: list[list[list[int]]] = []
+    batch = module._Drawing.batch
+
+    def watched(self: Any, *args: Any) -> Any:
+        found.append(batch(self, *args).tolist())
+        return np.array(found[-1])
+
+    monkeypatch.setattr(module._Drawing, "batch", watched)
+    return found
+
+
+def test_each_token_is_drawn_from_what_the_model_predicts(
+    tmp_path: Path, drawn: list[list[list[int]]]
+) -> None:
+    sampling = Sampling(3, 24, seed=5)
+    made = qtool.sample("tiny", tmp_path / "own.jsonl", samples=3, length=24, seed=5)
+    (rows,) = drawn
+    with open_weights(tiny_folder()) as weights:
+        skeleton = Skeleton.open(weights)
+        run = forward(skeleton, activations(weights, "plain"), np.array(rows), 1, QUIET, keep=False)
+        with run.logits() as head:
+            for number, row in enumerate(rows):
+                assert row[0] == 0  # the token that begins a text
+                logits, draws = torch.as_tensor(head(run.hidden)[number]), _draws(sampling, number)
+                for at in range(1, 24):
+                    heat = max(1.0, 2.0 - (at - 1) / 10)
+                    shares = torch.softmax(logits[at - 1].double() / heat, -1)
+                    below = float(shares[: row[at]].sum())
+                    assert below - 1e-5 <= draws[at] <= below + float(shares[row[at]]) + 1e-5
+    assert made.tokens == 72 and made.samples == 3 and made.device == "cpu"
+
+
+def test_draws_follow_the_probabilities() -> None:
+    """The oracle is a count; and no probability of nought is ever drawn."""
+    shares = torch.tensor([0.0, 0.5, 0.0, 0.3, 0.2, 0.0])
+    draws = np.random.default_rng(0).random(20_000)
+    logits = shares.log().repeat(len(draws), 1)
+    counts = Counter(chosen(logits, draws).tolist())
+    assert set(counts) == {1, 3, 4}
+    assert all(abs(counts[i] / len(draws) - float(shares[i])) < 0.01 for i in counts)
+    edges = np.array([0.0, 0.5 - 1e-6, 0.5 + 1e-6, np.nextafter(1.0, 0.0)])
+    assert chosen(shares.log().repeat(4, 1), edges).tolist() == [1, 1, 3, 4]
+
+
+def test_texts_are_what_lies_between_their_marks() -> None:
+    marks = _Marks(1, frozenset({2, 3}))
+
+    def decode(ids: Any) -> str:
+        return "".join(chr(i) if i < 128 else "\ufffd" for i in ids)
+
+    row = [1, 97, 98, 2, 1, 32, 3, 1, 200, 99, 200]
+    assert list(marks.texts(row, decode)) == ["ab", "c"]
+
+
+def test_one_text_after_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drawn: list[list[list[int]]]
+) -> None:
+    """What ends a text is followed by what begins one, and the file has a line for each."""
+    qtool.sample("tiny", tmp_path / "first.jsonl", samples=2, length=64)
+    often = Counter(token for row in drawn.pop() for token in row).most_common(1)[0][0]
+    monkeypatch.setattr(module, "ends", lambda *_: {often})
+    made = qtool.sample("tiny", tmp_path / "own.jsonl", samples=2, length=64)
+    (rows,) = drawn
+    for row in rows:
+        assert all(row[at + 1] == 0 for at in range(63) if row[at] == often)
+    assert any(often in row for row in rows)
+    lines = (tmp_path / "own.jsonl").read_text().splitlines()
+    assert made.texts == len(lines) > 2 and all(json.loads(line)["text"] for line in lines)
+    pieces = load_text(str(tmp_path / "own.jsonl")).pieces()
+    assert "".join(part for piece in pieces for part in piece) == "\n".join(
+        json.loads(line)["text"] for line in lines
+    )
+
+
+def test_a_text_is_the_same_whatever_else_is_written(
+    tmp_path: Path, drawn: list[list[list[int]]]
+) -> None:
+    """The draws are; the tokens of `tiny` are, too, as far as last digits let them."""
+    assert _draws(Sampling(3, 16), 1).tolist() == _draws(Sampling(9, 16), 1).tolist()
+    assert _draws(Sampling(3, 16), 1).tolist() != _draws(Sampling(3, 16), 0).tolist()
+    assert _draws(Sampling(3, 16), 1).tolist() != _draws(Sampling(3, 16, 1), 1).tolist()
+    for name in ("a", "b"):
+        qtool.sample("tiny", tmp_path / name, samples=2, length=16, threads=1)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+def test_a_killed_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call, drawn: list[list[list[int]]]
+) -> None:
+    monkeypatch.setattr(module, "AT_ONCE", 2)
+    asked = ("tiny", "--samples", 5, "--length", 12, "--threads", 1)
+    assert call("sample", *asked, "-o", tmp_path / "whole.jsonl").status == 0
+    assert [len(rows) for rows in drawn] == [2, 2, 1]
+    drawn.clear()
+    step, steps = module.Ready.step, iter(range(1000))
+
+    def ending(self: Any, *args: Any) -> Any:
+        if next(steps) == 15:  # in the second batch
+            signal.raise_signal(signal.SIGTERM)
+        return step(self, *args)
+
+    out = tmp_path / "own.jsonl"
+    monkeypatch.setattr(module.Ready, "step", ending)
+    said = call("sample", *asked, "-o", out)
+    assert said.status == 143 and not out.exists()
+    assert "what is finished is kept (1 step)" in said.err
+    monkeypatch.setattr(module.Ready, "step", step)
+    other = call("sample", *asked, "--seed", 1, "-o", out)
+    assert other.status == 1 and "seed was 0, is 1" in other.err
+    drawn.clear()
+    again = call("sample", *asked, "-o", out)
+    assert again.status == 0 and "going on with an earlier run: 1 of 3 steps" in again.err
+    assert [len(rows) for rows in drawn] == [2, 1]
+    assert out.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+    assert not (tmp_path / ".own.jsonl.partial").exists()
+
+
+def test_what_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "own.jsonl"
+    with pytest.raises(UsageError, match=r"9999 tokens \(--length\) are more than the 512 pos"):
+        qtool.sample("tiny", out, samples=1, length=9999)
+    with pytest.raises(UsageError, match="samples 0: expected 1 or more"):
+        qtool.sample("tiny", out, samples=0)
+    with pytest.raises(QtoolError, match="no such"):
+        qtool.sample(str(tmp_path / "none"), out)
+    monkeypatch.setattr(module._Marks, "texts", lambda *_: iter(()))
+    with pytest.raises(SourceError, match="is tokens without text"):
+        qtool.sample("tiny", out, samples=1, length=8)
+    monkeypatch.undo()
+    nan = module.Ready.step
+
+    def broken(self: Any, *args: Any) -> Any:
+        logits, cache = nan(self, *args)
+        return logits * float("nan"), cache
+
+    monkeypatch.setattr(module.Ready, "step", broken)
+    with pytest.raises(SourceError, match="after 1 tokens is not a finite number"):
+        qtool.sample("tiny", out, samples=1, length=8)
+    assert list(tmp_path.iterdir()) == []
+    out.write_text("mine")
+    with pytest.raises(UnsupportedError, match="exists; remove it or choose another -o"):
+        qtool.sample("tiny", out)
+
+
+def test_of_a_gguf_file(tmp_path: Path, drawn: list[list[list[int]]]) -> None:
+    """The same model, so that its texts are nearly sure to be the same."""
+    file = tmp_path / "tiny.gguf"
+    qtool.quantize("tiny", "f32", file)
+    for model in ("tiny", file):
+        qtool.sample(model, tmp_path / f"{Path(model).name}.jsonl", samples=2, length=12)
+    assert drawn[0] == drawn[1]
+
+
+def test_on_a_device(
+    tmp_path: Path, device: Device, drawn: list[list[list[int]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is multiplied there is of float16 at most, which may draw another token now and then."""
+    sampling = Sampling(2, 10)
+    for number, place in enumerate((None, device)):
+        out = tmp_path / f"{number}.jsonl"
+        module.sample(tiny_folder(), out, sampling, place, QUIET, model="tiny")
+    same = np.array(drawn[0]) == np.array(drawn[1])
+    assert same[:, :3].all() and same.mean() > 0.5
+
+
+def test_calibrating_on_it(tmp_path: Path, call: Call) -> None:
+    out = tmp_path / "own.jsonl"
+    said = call("sample", "tiny", "-o", out, "--samples", 6, "--length", 64, "--json")
+    found = json.loads(said.out)
+    assert found["texts"] == len(out.read_text().splitlines()) and found["tokens"] == 384
+    asked = ("--recipe", "w4g128-gptq", "--calibration", out, "--samples", 2, "--length", 64)
+    assert call("quantize", "tiny", *asked, "-o", tmp_path / "out").status == 0
