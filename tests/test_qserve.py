@@ -10,6 +10,7 @@ import quantizing
 from safetensors.numpy import load_file, save_file
 
 from qtool.artifact import Artifact
+from qtool.converting.lost import activations
 from qtool.dequantize import dequantize
 from qtool.diff.sides import part_of
 from qtool.errors import FormatError, RecipeError, UnsupportedError
@@ -193,6 +194,7 @@ def test_a_whole_run(tmp_path: Path) -> None:
     found = declared(Artifact.open(run.out)).json()
     assert found == {"activations": "int8", "kv_cache": "int4 per token and head",
                      "not_simulated": []}  # fmt: skip
+    assert activations(Artifact.open(run.out)) == "int8, dynamic, one scale a token"
     assert not [f for f in verify_artifact(run.out).findings if f.severity == "error"]
     errors = [f for f in verify_artifact(run.out, engine="vllm").findings if f.severity == "error"]
     assert [f.check for f in errors] == ["engine-format"]

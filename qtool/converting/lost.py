@@ -35,6 +35,8 @@ def activations(artifact: Artifact) -> str | None:
         kinds = {f"float8, {'static' if found.layout == 'static' else 'dynamic'}"}
     elif found.format == "bitsandbytes" and found.scheme is not None:
         kinds = {"int8, dynamic, outliers apart"}
+    elif found.format == "qserve":
+        kinds = {"int8, dynamic, one scale a token"}
     elif found.format == "modelopt" and found.layout != WEIGHTS_ALONE:
         kinds = {f"as ModelOpt's {found.layout} does"}
     return "; ".join(sorted(kinds)) or None
