@@ -68,6 +68,7 @@ class _Layer:
     kind: str  # a key of _KEYS
     width: int
     pads: Mapping[str, Pad]
+    unlike: int = 0  # a width that it must not get
 
 
 @dataclass(frozen=True)
@@ -215,6 +216,12 @@ def _padded(checkpoint: Checkpoint, target: Callable[[str, int], int]) -> Checkp
         width = widths[key] * times
         if width == layer.width:
             continue
+        if width == layer.unlike:
+            raise _refused(
+                checkpoint,
+                f"{layer.module} would be as wide as its inputs, {width}, and nobody could tell "
+                "which way around its experts lie; take another multiple",
+            )
         if times > 1:
             also = (key for key in _SHARED_KEYS if text.get(key) == layer.width)
             widths |= dict.fromkeys(also, width)
@@ -266,7 +273,9 @@ def _layers(checkpoint: Checkpoint) -> Iterator[_Layer]:
         axes = (2, 1) if fused.transposed else (1, 2)
         fused_names |= {fused.gate_up.name, fused.down.name}
         pads = {fused.gate_up.name: Pad(axes[0], 2), fused.down.name: Pad(axes[1], 1)}
-        yield _Layer(fused.layer, "experts", fused.down.shape[axes[1]], pads)
+        # Who reads it tells by shapes which way around it lies.
+        hidden = fused.down.shape[3 - axes[1]] if fused.transposed else 0
+        yield _Layer(fused.layer, "experts", fused.down.shape[axes[1]], pads, hidden)
     modules: dict[str, dict[str, TensorInfo]] = {}
     for name, info in tensors.items():
         if name in fused_names:

@@ -141,6 +141,15 @@ def test_experts_are_padded_alike_whether_they_are_apart_or_not(tmp_path: Path) 
     assert (other.array(name) == stack[1].T).all()
 
 
+def test_experts_that_lie_transposed_do_not_become_square(tmp_path: Path) -> None:
+    """transformers and llama.cpp's converter go by shapes; one by one they are no riddle."""
+    checkpoint = Checkpoint.open(gguf_models.build("qwen3-vl-moe", tmp_path))
+    with pytest.raises(UnsupportedError, match="would be as wide as its inputs, 64, and nobody"):
+        padded(checkpoint, 64)
+    view = padded(apart(checkpoint), 64)
+    assert isinstance(view, Padded) and dict(view.widths) == {"moe_intermediate_size": 64}
+
+
 def test_shared_experts_as_wide_as_several(tmp_path: Path) -> None:
     """The class makes them n times as wide as one expert: 2 * 40 becomes 2 * 64, not 96."""
     shapes = header_files.experts(1, 2, inner=40)
