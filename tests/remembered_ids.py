@@ -33,8 +33,8 @@ class Remembering:
             self.kept[key] = found.ids
         return SimpleNamespace(ids=self.kept[key])
 
-    def decode(self, ids: list[int]) -> str:
-        return str(self.tokenizer.decode(ids))
+    def decode(self, ids: list[int], **how: Any) -> str:
+        return str(self.tokenizer.decode(ids, **how))
 
 
 @contextmanager

@@ -20,9 +20,10 @@ import qtool
 from qtool.calibrating.device import Device
 from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.texts import load_text
+from qtool.calibrating.tokenizing import decoder, tokenize
 from qtool.errors import QtoolError, SourceError, UnsupportedError, UsageError
 from qtool.generating import sample as module
-from qtool.generating.sample import Sampling, _draws, _Marks, chosen
+from qtool.generating.sample import Sampling, _draws, chosen
 from qtool.hub import tiny_folder
 from qtool.quality.engine_inputs import activations
 from qtool.quality.forward import forward
@@ -86,34 +87,30 @@ def test_draws_follow_the_probabilities() -> None:
     assert chosen(shares.log().repeat(4, 1), edges).tolist() == [1, 1, 3, 4]
 
 
-def test_texts_are_what_lies_between_their_marks() -> None:
-    marks = _Marks(1, frozenset({2, 3}))
-
-    def decode(ids: Any) -> str:
-        return "".join(chr(i) if i < 128 else "\ufffd" for i in ids)
-
-    row = [1, 97, 98, 2, 1, 32, 3, 1, 200, 99, 200]
-    assert list(marks.texts(row, decode)) == ["ab", "c"]
-
-
-def test_one_text_after_another(
+def test_a_line_is_cut_into_the_tokens_that_were_drawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drawn: list[list[list[int]]]
 ) -> None:
-    """What ends a text is followed by what begins one, and the file has a line for each."""
-    qtool.sample("tiny", tmp_path / "first.jsonl", samples=2, length=64)
-    often = Counter(token for row in drawn.pop() for token in row).most_common(1)[0][0]
-    monkeypatch.setattr(module, "ends", lambda *_: {often})
-    made = qtool.sample("tiny", tmp_path / "own.jsonl", samples=2, length=64)
+    """Special tokens are spelled, and a character that is cut in two is left out."""
+    batch = module._Drawing.batch
+
+    def with_ends(self: Any, *args: Any) -> Any:
+        rows = batch(self, *args)
+        rows[:, 5] = 0  # one text ends there, and the next begins
+        return rows
+
+    monkeypatch.setattr(module._Drawing, "batch", with_ends)
+    out = tmp_path / "own.jsonl"
+    made = qtool.sample("tiny", out, samples=2, length=32)
     (rows,) = drawn
-    for row in rows:
-        assert all(row[at + 1] == 0 for at in range(63) if row[at] == often)
-    assert any(often in row for row in rows)
-    lines = (tmp_path / "own.jsonl").read_text().splitlines()
-    assert made.texts == len(lines) > 2 and all(json.loads(line)["text"] for line in lines)
-    pieces = load_text(str(tmp_path / "own.jsonl")).pieces()
-    assert "".join(part for piece in pieces for part in piece) == "\n".join(
-        json.loads(line)["text"] for line in lines
-    )
+    lines = [json.loads(line)["text"] for line in out.read_text().splitlines()]
+    assert made.texts == len(lines) == 2
+    for row, line in zip(rows, lines, strict=True):
+        row[5] = 0
+        assert line.startswith("<|endoftext|>") and line.count("<|endoftext|>") >= 2
+        again = tokenize(line, tiny_folder()).tolist()
+        assert again[0] == 0 and decoder(tiny_folder())(again) == decoder(tiny_folder())(row)
+    read = (part for piece in load_text(str(out)).pieces() for part in piece)
+    assert "".join(read) == "\n".join(lines)
 
 
 def test_a_text_is_the_same_whatever_else_is_written(
@@ -167,7 +164,7 @@ def test_what_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         qtool.sample("tiny", out, samples=0)
     with pytest.raises(QtoolError, match="no such"):
         qtool.sample(str(tmp_path / "none"), out)
-    monkeypatch.setattr(module._Marks, "texts", lambda *_: iter(()))
+    monkeypatch.setattr(module, "decoder", lambda *_, **__: lambda ids: " ")
     with pytest.raises(SourceError, match="is tokens without text"):
         qtool.sample("tiny", out, samples=1, length=8)
     monkeypatch.undo()

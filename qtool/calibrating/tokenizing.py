@@ -50,17 +50,17 @@ def text_after(before: Sequence[int], ids: Sequence[int], model: Path) -> str:
     return decode([*before, *ids])[len(decode(before)) :]
 
 
-def decoder(model: Path) -> Callable[[Sequence[int]], str]:
-    """What makes text of ids, without special tokens."""
+def decoder(model: Path, special: bool = False) -> Callable[[Sequence[int]], str]:
+    """What makes text of ids, without special tokens or with them, as they are spelled."""
     fast = model / "tokenizer.json"
     if not fast.is_file():
         slow = transformers_tokenizer(model)
-        return lambda ids: str(slow.decode([*ids], skip_special_tokens=True))
+        return lambda ids: str(slow.decode([*ids], skip_special_tokens=not special))
     tokenizer = _fast(fast)
 
     def decode(ids: Sequence[int]) -> str:
         with TokenizerErrors(fast):
-            return str(tokenizer.decode([*ids]))
+            return str(tokenizer.decode([*ids], skip_special_tokens=not special))
 
     return decode
 

@@ -2,8 +2,10 @@
 
 Every text begins with the token that begins one, and each that follows is drawn from what the model
 predicts, hotter at first, so that texts differ: softmax(logits / T), T from 2 down to 1 over the
-first ten tokens. Where the model ends a text the next one begins. Source: Self-calibration for
-language model quantization and pruning (Williams, Chrysostomou, Aletras), 2410.17170.
+first ten tokens. A model that ends a text goes on with another, as it would. Special tokens are
+written as they are spelled, and are cut into the same tokens again: so chats are as the model sees
+them. Source: Self-calibration for language model quantization and pruning (Williams, Chrysostomou,
+Aletras), 2410.17170.
 
 A draw is a number of a generator that is the text's own, so that the order of the work does not
 matter to it; logits have other last digits with other libraries, threads or numbers of texts at a
@@ -11,7 +13,7 @@ time, and once a token differs, so do all after it.
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -35,7 +37,6 @@ from qtool.runs.provenance import environment
 from qtool.runs.watched import marks
 from qtool.runs.workspace import COMMAND, Workspace, check_free, workspace
 
-Decode = Callable[[Sequence[int]], str]
 AT_ONCE = 32  # texts; each step reads all weights once for them
 _HOT, _WARM = 2.0, 10  # the temperature at the beginning, and how many tokens it takes to be 1
 _BYTES_PER_TOKEN = 16  # that the disk is asked for, with what is kept to go on with
@@ -60,7 +61,7 @@ class Sampled:
     samples: int
     length: int
     seed: int
-    texts: int  # a line each
+    texts: int  # a line each; samples without text have none
     tokens: int
     size_bytes: int
     seconds: float
@@ -89,8 +90,8 @@ def sample(
     with open_weights(path) as weights:
         skeleton = Skeleton.open(weights)
         check_positions(skeleton, sampling.length, f"{sampling.length} tokens (--length) are", path)
-        decode = decoder(weights.folder)
-        ids = _marks(skeleton, weights.folder)
+        decode = decoder(weights.folder, special=True)
+        first = _first(skeleton, weights.folder)
         nbytes = _BYTES_PER_TOKEN * sampling.samples * sampling.length
         sources = marks(source_files(path))
         with workspace(out, is_folder=False, nbytes=nbytes, fresh=fresh, sources=sources) as space:
@@ -111,9 +112,10 @@ def sample(
                     progress.say(f"going on with an earlier run: {done} of {len(kept)} steps")
                 running = ready(skeleton, weights, device, progress)
                 with progress.stage("generate"), torch.no_grad(), running.products:
-                    _draw(_Drawing(running, path, sampling, ids), kept, space, progress)
+                    _draw(_Drawing(running, path, sampling, first), kept, space, progress)
             tokens = [row for rows in kept.values() for row in rows]
-            texts = [text for row in tokens for text in ids.texts(row, decode)]
+            # Without what is left of a character that the last token cuts in two.
+            texts = [text for row in tokens if (text := decode(row).rstrip("\ufffd")).strip()]
             if not texts:
                 raise SourceError(
                     f"{path}: all that it writes is tokens without text; is it whole?"
@@ -134,31 +136,12 @@ def sample(
     )
 
 
-@dataclass(frozen=True)
-class _Marks:
-    """Tokens around texts."""
-
-    first: int | None  # that begins one; None where nothing says which
-    last: frozenset[int]  # that end one
-
-    def texts(self, row: Sequence[int], decode: Decode) -> Iterator[str]:
-        """The texts in a row of tokens, without what is left of characters cut in two."""
-        part: list[int] = []
-        for token in [*row, None]:
-            if token is not None and token != self.first and token not in self.last:
-                part.append(token)
-                continue
-            if part and (text := decode(part).strip("\ufffd").strip()):
-                yield text
-            part = []
-
-
-def _marks(skeleton: Skeleton, folder: Path) -> _Marks:
-    last = frozenset(ends(skeleton, folder))
+def _first(skeleton: Skeleton, folder: Path) -> int | None:
+    """The token that begins a text; None where nothing says which."""
     said = getattr(skeleton.model.config.get_text_config(decoder=True), "bos_token_id", None)
     if isinstance(said, int) and said >= 0:
-        return _Marks(said, last)
-    return _Marks(min(last, default=None), last)
+        return said
+    return min(ends(skeleton, folder), default=None)
 
 
 @dataclass(frozen=True)
@@ -168,7 +151,7 @@ class _Drawing:
     model: Ready
     path: Path
     sampling: Sampling
-    ids: _Marks
+    first: int | None
 
     def batch(self, texts: range, steps: Iterator[int]) -> NDArray[np.int64]:
         """Tokens [texts, length], one after the other."""
@@ -176,9 +159,8 @@ class _Drawing:
         found = np.empty(draws.shape, np.int64)
         rows = rows_of(self.model.skeleton) or 1
         found[:, 0] = np.minimum(draws[:, 0] * rows, rows - 1)
-        first = self.ids.first
-        if first is not None:
-            found[:, 0] = first
+        if self.first is not None:
+            found[:, 0] = self.first
         cache: Any = None
         for at in range(1, self.sampling.length):
             next(steps)
@@ -190,8 +172,6 @@ class _Drawing:
                 )
             heat = max(1.0, _HOT - (_HOT - 1.0) * (at - 1) / _WARM)
             found[:, at] = chosen(logits / heat, draws[:, at])
-            if first is not None:  # a text that has ended is followed by one that begins
-                found[np.isin(found[:, at - 1], [*self.ids.last - {first}]), at] = first
         return found
 
 
