@@ -141,6 +141,7 @@ def apart(checkpoint: Checkpoint, wanted: Callable[[str], bool] = lambda layer: 
     }
     if not split:
         return checkpoint
+    assert type(checkpoint) in (Checkpoint, Apart)  # what a view makes lies in no file
     tensors: dict[str, TensorInfo] = {}
     files: dict[str, Path] = {}
     columns: dict[str, Columns] = {}

@@ -10,8 +10,9 @@ between GPUs, and formats whose groups or blocks are a fixed size, want widths t
 something; the hidden width cannot be padded, as norms take a mean over it.
 
 No table of models: a feed-forward layer is a module with matrices of these names and of shapes that
-fit each other, and its width is that which config.json says. Whatever else has that width is not
-understood and refused.
+fit each other, and its width is that which config.json says. What is in a module beside them and
+has that width, such as a norm, is not understood and refused, and so are experts in tensors of
+other kinds.
 """
 
 import json
@@ -32,6 +33,7 @@ from qtool.fused_experts import fused_layers
 from qtool.layer_names import experts_of
 
 KEY = "pad_intermediate"
+_ALWAYS = "always zero"
 _UP = ("gate_proj", "up_proj", "gate_up_proj", "w1", "w3", "fc1", "fc_in", "c_fc", "dense_h_to_4h",
        "input_linear")  # fmt: skip
 _DOWN = ("down_proj", "w2", "fc2", "fc_out", "c_proj", "dense_4h_to_h", "output_linear")
@@ -89,7 +91,7 @@ class Padded(Checkpoint):
         """The keys of config.json that say another width than the source's."""
         new = structure.text_config(self.config)
         old = structure.text_config(self.original.config)
-        return {key: new[key] for key in old if new[key] != old[key]}
+        return {key: width for key in old if new[key] != old[key] and (width := _said(new, key))}
 
     def digest(self) -> str:
         """That of the source: padding is part of the recipe."""
@@ -159,8 +161,7 @@ def padded_as(checkpoint: Checkpoint, config: Mapping[str, Any]) -> Checkpoint:
     wanted = structure.text_config(config)
 
     def target(key: str, width: int) -> int:
-        found = wanted.get(key)
-        return max(found, width) if type(found) is int else width
+        return max(_said(wanted, key) or 0, width)
 
     try:
         return _padded(checkpoint, target)
@@ -177,10 +178,38 @@ def advice(multiple: int, width: int | None = None) -> str:
 def shape_padded(name: str, shape: tuple[int, ...], multiple: int) -> tuple[int, ...]:
     """Of a matrix [out, in], by its name; its own where padding leaves it."""
     last = name.removesuffix(".weight").rpartition(".")[2]
+    if len(shape) != 2:
+        return shape
     rows, columns = shape
     if last in _DOWN:
         return rows, -(-columns // multiple) * multiple
     return (-(-rows // multiple) * multiple, columns) if last in _UP else shape
+
+
+def explained(notes: Iterable[str], multiple: int) -> list[str]:
+    """Notes on a run that pads: inputs that are always zero are so because of that."""
+    found = [*notes]
+    if multiple < 2:
+        return found
+    return [
+        f"{note}, those of padding among them" if _ALWAYS in note and _reads_inner(note) else note
+        for note in found
+    ]
+
+
+def _reads_inner(note: str) -> bool:
+    return any(f".{name}" in note for name in (*_DOWN, "ffn_down"))
+
+
+def may_be_padded(name: str) -> bool:
+    """Whether a matrix is, by its name, one that padding widens."""
+    return name.removesuffix(".weight").rpartition(".")[2] in (*_UP, *_DOWN)
+
+
+def asked_in(recipe: object) -> int:
+    """The multiple that a recorded recipe padded to; 0 where it did not."""
+    found = recipe.get(KEY) if isinstance(recipe, Mapping) else None
+    return found if type(found) is int and found > 1 else 0
 
 
 def in_view(view: object) -> Padded | None:
@@ -195,7 +224,7 @@ def said(checkpoint: Checkpoint) -> list[str]:
     if (found := in_view(checkpoint)) is None:
         return []
     old = structure.text_config(found.original.config)
-    grown = ", ".join(f"{key} {old[key]} -> {new}" for key, new in found.widths.items())
+    grown = ", ".join(f"{key} {_said(old, key)} -> {new}" for key, new in found.widths.items())
     more = sum(prod(one.shape) for one in found.tensors.values())
     before = sum(prod(one.shape) for one in found.original.tensors.values())
     return [f"note: padded with zeros: {grown}; {more / before - 1:.1%} more weights"]
@@ -211,9 +240,14 @@ def _padded(checkpoint: Checkpoint, target: Callable[[str, int], int]) -> Checkp
     widths: dict[str, int] = {}  # that config.json is going to say
     tensors, pads = dict(checkpoint.tensors), dict[str, Pad]()
     for layer in layers:
-        key, times = _key(checkpoint, layer, text)
-        widths[key] = target(key, text[key])
-        width = widths[key] * times
+        keys, times = _keys(checkpoint, layer, text)
+        each = layer.width // times
+        width = times * max(target(key, each) for key in keys if _said(text, key) == each)
+        for key in keys:
+            said = width // times if _said(text, key) == each else width
+            if widths.setdefault(key, said) != said:
+                why = f"{key} would have to be {widths[key]} and {said}"
+                raise _refused(checkpoint, f"{why} for layers of one model")
         if width == layer.width:
             continue
         if width == layer.unlike:
@@ -222,9 +256,6 @@ def _padded(checkpoint: Checkpoint, target: Callable[[str, int], int]) -> Checkp
                 f"{layer.module} would be as wide as its inputs, {width}, and nobody could tell "
                 "which way around its experts lie; take another multiple",
             )
-        if times > 1:
-            also = (key for key in _SHARED_KEYS if text.get(key) == layer.width)
-            widths |= dict.fromkeys(also, width)
         for name, pad in layer.pads.items():
             tensors[name], pads[name] = _wider(tensors[name], pad, width), pad
     if not pads:
@@ -234,12 +265,22 @@ def _padded(checkpoint: Checkpoint, target: Callable[[str, int], int]) -> Checkp
     config = json.loads(json.dumps(dict(checkpoint.config)))
     inner = structure.text_config(config)
     assert isinstance(inner, dict)
-    inner.update(widths)
+    for key, width in widths.items():
+        old = inner[key]
+        inner[key] = [width] * len(old) if isinstance(old, list) else width
     files: dict[str, Path] = {name: checkpoint.file_of(name) for name in tensors}
     return Padded(
         checkpoint.path, config, tensors, checkpoint.metadata, checkpoint.files, files,
         checkpoint.readable, checkpoint, pads,
     )  # fmt: skip
+
+
+def _said(text: Mapping[str, Any], key: str) -> int | None:
+    """The width under a key: a number, or a list of one number for each block."""
+    found = text.get(key)
+    if isinstance(found, list) and found and all(one == found[0] for one in found):
+        found = found[0]
+    return found if type(found) is int else None
 
 
 def _wider(info: TensorInfo, pad: Pad, width: int) -> TensorInfo:
@@ -249,15 +290,16 @@ def _wider(info: TensorInfo, pad: Pad, width: int) -> TensorInfo:
     return TensorInfo(info.name, info.dtype, tuple(shape), 0, nbytes)
 
 
-def _key(checkpoint: Checkpoint, layer: _Layer, text: Mapping[str, Any]) -> tuple[str, int]:
-    """The key of config.json that says a layer's width, and how many such widths it has."""
+def _keys(checkpoint: Checkpoint, layer: _Layer, text: Mapping[str, Any]) -> tuple[list[str], int]:
+    """All keys of config.json that say a layer's width, and how many such widths it has: engines
+    and transformers may go by different ones."""
     counts = [n for key in _COUNTS if type(n := text.get(key)) is int and n > 1]
-    # Shared experts that are as wide as several are so in every model that counts them.
     for times in (*(counts if layer.kind == "shared" else ()), 1):
-        for key in ("moe_intermediate_size",) if times > 1 else _KEYS[layer.kind]:
-            said = text.get(key)
-            if type(said) is int and said * times == layer.width:
-                return key, times
+        of_one = ("moe_intermediate_size", *_SHARED_KEYS) if times > 1 else _KEYS[layer.kind]
+        found = [key for key in of_one if (_said(text, key) or 0) * times == layer.width]
+        if found:
+            also = [key for key in _SHARED_KEYS if _said(text, key) == layer.width]
+            return [*found, *(key for key in also if key not in found)], times
     raise _refused(
         checkpoint,
         f"{layer.module} is {layer.width} wide, and of the keys of config.json that could say so "

@@ -6,6 +6,7 @@ logits of the one that it was made of.
 
 import json
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -134,8 +135,10 @@ def test_a_part_has_the_bytes_of_the_whole(name: str, tmp_path: Path) -> None:
 def test_experts_are_padded_alike_whether_they_are_apart_or_not(tmp_path: Path) -> None:
     """Llama 4 keeps the transpose of all of them in one tensor."""
     checkpoint = Checkpoint.open(gguf_models.build("llama4", tmp_path))
-    one, other = apart(padded(checkpoint, WIDE)), padded(apart(checkpoint), WIDE)
-    assert isinstance(one, Checkpoint) and isinstance(other, Padded)
+    other = padded(apart(checkpoint), WIDE)
+    assert isinstance(other, Padded)
+    with pytest.raises(AssertionError):  # which would read what is not in the file
+        apart(padded(checkpoint, WIDE))
     name = next(name for name in other.pads if name.endswith("experts.1.down_proj.weight"))
     stack = padded(checkpoint, WIDE).array(name.replace(".1.down_proj.weight", ".down_proj"))
     assert (other.array(name) == stack[1].T).all()
@@ -307,3 +310,90 @@ def test_a_recipe_that_pads_nothing_is_recorded_as_ever() -> None:
     recipe = parse(DENSE.replace("512", "0"), "x", "x")
     assert "pad_intermediate" not in recipe.effective()
     assert parse(DENSE, "x", "x").effective()["pad_intermediate"] == 512
+
+
+def test_keys_that_say_the_width_of_one_shared_expert(tmp_path: Path) -> None:
+    """dots3-note's classes go by that key, others by the width of routed ones: both grow."""
+    checkpoint = Checkpoint.open(gguf_models.build("dots3-note", tmp_path))
+    view = padded(checkpoint, WIDE)
+    assert isinstance(view, Padded)
+    shared = view.widths["moe_shared_expert_intermediate_size"]
+    assert shared == view.widths["moe_intermediate_size"] == 36
+
+
+def test_widths_said_block_by_block(tmp_path: Path) -> None:
+    """HunYuan's config has a list, which transformers does not read and others do."""
+    checkpoint = Checkpoint.open(gguf_models.build("hunyuan-moe", tmp_path))
+    view = padded(checkpoint, WIDE)
+    assert view.config["moe_intermediate_size"] == [108, 108]
+    assert view.config["intermediate_size"] == 108
+    assert not isinstance(padded_as(checkpoint, checkpoint.config), Padded)
+    again = padded_as(checkpoint, view.config)
+    assert isinstance(again, Padded) and again.config == view.config
+
+
+@pytest.mark.parametrize("recipe", ["q4_k_m", "w4g128-rtn"])
+def test_verify_pads_the_source_of_what_others_made(
+    recipe: str, tmp_path: Path, call: Call
+) -> None:
+    """Made of a padded checkpoint, so that nothing but the widths says so."""
+    dense, out = tmp_path / "dense", tmp_path / ("a.gguf" if recipe == "q4_k_m" else "a")
+    (tmp_path / "wide.yaml").write_text(DENSE)
+    assert call("quantize", "tiny", "--recipe", tmp_path / "wide.yaml", "-o", dense).status == 0
+    assert call("quantize", dense, "--recipe", recipe, "-o", out).status == 0
+    for artifact in (out, dense):
+        verdict = verify_artifact(artifact, against=tiny_folder())
+        assert [one.message for one in verdict.findings if one.severity == "error"] == []
+        assert len(verdict.layers) == (0 if artifact == dense else 28 + (recipe == "q4_k_m"))
+    said = call("diff", tiny_folder(), dense).out
+    assert "dense, padded like the other" in said
+
+
+def test_verify_does_not_take_zeros_for_damage(tmp_path: Path, call: Call) -> None:
+    """Most of the layer: 3328 of 4096 rows; and codes of zeros in long stretches."""
+    for recipe, multiple in (("w4g128-rtn", 4096), ("w4a8kv4-qserve", 1280)):
+        out = tmp_path / recipe
+        asked = ("--recipe", recipe, "--set", f"pad_intermediate={multiple}", "-o", out)
+        text = () if recipe == "w4g128-rtn" else ("--samples", 4, "--length", 64)
+        made = call("quantize", "tiny", *asked, *text)
+        assert made.status == 0
+        if text:
+            assert "input channels are always zero, those of padding among them" in made.out
+        found = verify_artifact(out, against=tiny_folder()).findings
+        assert [one.message for one in found if one.severity != "note"] == []
+
+
+def test_of_a_gguf_file_made_into_a_folder(tmp_path: Path, call: Call) -> None:
+    """The source cannot be padded to compare with; that is said, and nothing is called wrong."""
+    gguf, out = tmp_path / "tiny.gguf", tmp_path / "out"
+    assert call("quantize", "tiny", "--recipe", "bf16", "-o", gguf).status == 0
+    pad = ("--set", "pad_intermediate=512")
+    assert call("quantize", gguf, "--recipe", "w4g128-rtn", *pad, "-o", out).status == 0
+    verdict = verify_artifact(out, against=gguf)
+    assert [one.message for one in verdict.findings if one.severity == "error"] == []
+    assert "they are not compared; give the folder" in str(verdict.findings)
+    whole = verify_artifact(out, against=tiny_folder())
+    assert len(whole.layers) == 28 and whole.ok
+
+
+def test_a_run_that_was_begun_with_another_multiple(
+    tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The recipe is what differs; config.json of the source never said the width."""
+    from qtool.runs.journal import Journal
+
+    commit = Journal.commit
+
+    def ending(self: Journal, name: str, **content: object) -> None:
+        commit(self, name, **content)
+        signal.raise_signal(signal.SIGTERM)
+
+    out = tmp_path / "out"
+    asked = ("quantize", "tiny", "--recipe", "w4g128-rtn", "-o", out)
+    monkeypatch.setattr(Journal, "commit", ending)
+    assert call(*asked, "--set", "pad_intermediate=512").status == 143
+    monkeypatch.setattr(Journal, "commit", commit)
+    said = call(*asked).err
+    assert "pad_intermediate" in said and "config.json" not in said
+    assert call(*asked, "--set", "pad_intermediate=512").status == 0
+    assert verify_artifact(out, against=tiny_folder()).ok

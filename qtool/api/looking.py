@@ -78,12 +78,15 @@ def verify(
     Returns a verdict: `ok`, `findings`, `layers` and `json()`, the object of `qtool verify --json`.
     """
     from qtool.calibrating.allocator import share_heap
+    from qtool.errors import UsageError
     from qtool.hub import resolve
     from qtool.runs.progress import Progress
     from qtool.runs.request import check_names
     from qtool.verification.run import verify_artifact
 
     check_names(artifact, against)
+    if engine is None and tp != 1:
+        raise UsageError("--tp is asked without --engine; name the engine, such as --engine vllm")
     refuse_less(threads=(threads, 1), tp=(tp, 1))
     share_heap()
     progress = progress or Progress(quiet=quiet)
@@ -207,8 +210,7 @@ def compare(
     from qtool.runs.progress import Progress
     from qtool.runs.request import check_names
 
-    if isinstance(artifacts, str | Path):
-        artifacts = [artifacts]
+    artifacts = [artifacts] if isinstance(artifacts, str | Path) else [*artifacts]
     if not artifacts:
         raise UsageError("artifacts: none are named")
     check_names(*artifacts, against)

@@ -218,6 +218,7 @@ def sample(
     import torch
 
     from qtool.calibrating.device import explained
+    from qtool.errors import UsageError
     from qtool.generating.sample import Sampling
     from qtool.generating.sample import sample as run
     from qtool.hub import resolve
@@ -227,6 +228,10 @@ def sample(
     from qtool.runs.workspace import check_free
 
     check_names(model, out)
+    if seed >= 2**32:
+        raise UsageError(f"seed {seed}: expected less than {2**32:,}")
+    if Path(out).suffix.lower() not in (".jsonl", ".ndjson"):
+        raise UsageError(f"-o {out}: the texts are lines of JSON; name it {out}.jsonl")
     check_free(Path(out), is_folder=False)  # before a download that may take hours
     place = device_of(device, ways_back=False)
     progress = progress or Progress(quiet=quiet)

@@ -45,6 +45,11 @@ def unserved(recipe: Recipe) -> str | None:
     """Why statistics that were measured before serve a recipe nothing."""
     if recipe.rotates:
         return f"statistics are of the model as it was, and recipe {recipe.name} rotates it"
+    if recipe.pad_intermediate > 1:
+        return (
+            f"statistics are of the model as it was, and recipe {recipe.name} pads its widths "
+            f"({recipe.pad_intermediate})"
+        )
     if recipe.measures_cache:
         return (
             "a statistics file holds nothing of keys and values, for which recipe "
@@ -65,11 +70,6 @@ def unserved(recipe: Recipe) -> str | None:
 
 def check_stats(recipe: Recipe, stats: Path) -> None:
     """UnsupportedError where they serve a recipe nothing."""
-    if recipe.pad_intermediate > 1:
-        raise UnsupportedError(
-            f"--stats {stats}: of the model as it is, and recipe {recipe.name} pads its widths "
-            f"({recipe.pad_intermediate}); run without --stats"
-        )
     if (why := unserved(recipe)) is not None:
         raise UnsupportedError(f"--stats {stats}: {why}; run without --stats")
 

@@ -14,6 +14,7 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 
+from qtool import structure
 from qtool.calibrating.weights import Weights
 from qtool.errors import SourceError, UnsupportedError
 from qtool.names import Names
@@ -82,8 +83,9 @@ def meta_model(checkpoint: Weights) -> Any:
         if checkpoint.config.get("tie_word_embeddings") is False:  # a view may have untied them
             config.tie_word_embeddings = False
         if (padded := in_view(checkpoint)) is not None:
-            for key, width in padded.widths.items():
-                setattr(config.get_text_config(decoder=True), key, width)
+            text = structure.text_config(padded.config)
+            for key in padded.widths:
+                setattr(config.get_text_config(decoder=True), key, text[key])
         # Of models that also see, the decoder is run, on text alone.
         families = (AutoModelForCausalLM, AutoModelForImageTextToText)
         family = next((one for one in families if type(config) in one._model_mapping), None)

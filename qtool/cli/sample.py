@@ -1,6 +1,7 @@
 """`qtool sample`: text that a model writes by itself, to calibrate it on."""
 
 import json
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -21,7 +22,9 @@ def sample(
     out: Annotated[Path, typer.Option("-o", "--out", help="JSONL file to write")],
     samples: Annotated[int, typer.Option(min=1, help="how many stretches of text")] = 128,
     length: Annotated[int, typer.Option(min=8, help="tokens in each")] = 512,
-    seed: Annotated[int, typer.Option(min=0, help="another one gives other texts")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=2**32 - 1, help="another one gives other texts")
+    ] = 0,
     device: Annotated[str, typer.Option(help="cpu, cuda, or auto, which is the CPU")] = "auto",
     threads: Annotated[int | None, typer.Option(min=1, help="by default every core")] = None,
     fresh: Annotated[
@@ -58,6 +61,7 @@ def sample(
             f"{found.size_bytes / 1e6:.2f} MB, {found.seconds:.1f} s"
         )
     )
-    typer.echo(
-        printable(f"next: qtool quantize {model} --recipe w4g128-awq-gptq --calibration {out}")
-    )
+    more = "" if samples == 128 else f" --samples {samples}"
+    more += "" if length == 512 else f" --length {length}"
+    asked = f"{shlex.quote(model)} --recipe w4g128-awq-gptq --calibration {shlex.quote(str(out))}"
+    typer.echo(printable(f"next: qtool quantize {asked}{more}"))

@@ -214,7 +214,8 @@ def _padded_as(side: Side, other: Side) -> Side:
     if seen is checkpoint:
         return side
     # That the widths differ is still to be told.
-    return replace(side, artifact=Artifact.of(replace(seen, config=checkpoint.config)))
+    artifact = Artifact.of(replace(seen, config=checkpoint.config))
+    return replace(side, artifact=artifact, padded=True)
 
 
 def _config_of(side: Side) -> Mapping[str, Any] | None:

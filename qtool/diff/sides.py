@@ -103,6 +103,7 @@ class CheckpointSide:
 
     artifact: Artifact
     inside: bool = False  # its decoder is named as it would be alone
+    padded: bool = False  # to the widths of the other
     _read: dict[str, GroupQuant] = field(default_factory=dict)  # the last one
     _stacks: dict[str, ExpertStack] = field(default_factory=dict)  # likewise
 
@@ -112,7 +113,7 @@ class CheckpointSide:
 
     @property
     def format(self) -> str:
-        return self.artifact.found.label
+        return self.artifact.found.label + (", padded like the other" if self.padded else "")
 
     @cached_property
     def metadata(self) -> Mapping[str, Any]:

@@ -72,13 +72,20 @@ def check_positions(skeleton: Skeleton, tokens: int, said: str, where: Path) -> 
         raise UsageError(f"{said} more than the {most} positions of {where}; give fewer")
 
 
-def ready(skeleton: Skeleton, weights: Weights, device: Device | None, progress: Progress) -> Ready:
-    """The model of an opened skeleton, filled."""
+def ready(
+    skeleton: Skeleton,
+    weights: Weights,
+    device: Device | None,
+    progress: Progress,
+    cache_bytes: int = 0,
+) -> Ready:
+    """The model of an opened skeleton, filled. cache_bytes: that keys and values are going to take,
+    which matrices are not kept in."""
     with progress.stage("load"):
         reading = reading_onto(device, weights)
         on_cpu = InFloat32(weights, 0)
         matrices = _load(skeleton, reading, on_cpu)
-        on_cpu.room = _room()
+        on_cpu.room = max(0, _room() - cache_bytes)
     rounded = activations(weights, "plain").fitting(skeleton)
     products = Products(matrices, skeleton.online, rounded)
     for number, block in enumerate(skeleton.blocks):

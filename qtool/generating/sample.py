@@ -8,12 +8,13 @@ them. Source: Self-calibration for language model quantization and pruning (Will
 Aletras), 2410.17170.
 
 A draw is a number of a generator that is the text's own, so that the order of the work does not
-matter to it; logits have other last digits with other libraries, threads or numbers of texts at a
-time, and once a token differs, so do all after it.
+matter to it; logits have other last digits with other libraries, CPUs or numbers of threads, and
+once a token differs, so do all after it. What is calibrated is told by the text, not by how it came
+about.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from qtool import structure
 from qtool.calibrating.device import Device
 from qtool.calibrating.skeleton import Skeleton
-from qtool.calibrating.tokenizing import decoder
+from qtool.calibrating.tokenizing import decoder, tokenized
+from qtool.calibrating.weights import Weights
 from qtool.errors import SourceError
-from qtool.generating.ready import Ready, check_positions, ends, ready, rows_of
+from qtool.formats import safetensors_file as st
+from qtool.generating.ready import Ready, check_positions, ready, rows_of
 from qtool.gguf.resume import source_files
 from qtool.quality.weights import open_weights
 from qtool.runs import program
@@ -37,7 +41,9 @@ from qtool.runs.provenance import environment
 from qtool.runs.watched import marks
 from qtool.runs.workspace import COMMAND, Workspace, check_free, workspace
 
-AT_ONCE = 32  # texts; each step reads all weights once for them
+AT_ONCE = 32  # texts, and some more; each step reads all weights once for them
+_CACHE_BYTES = 4 << 30  # of keys and values, at most, unless one text takes more
+_MARGIN = 16  # one more for so many: what is cut into tokens again has up to a few percent fewer
 _HOT, _WARM = 2.0, 10  # the temperature at the beginning, and how many tokens it takes to be 1
 _BYTES_PER_TOKEN = 16  # that the disk is asked for, with what is kept to go on with
 
@@ -90,8 +96,13 @@ def sample(
     with open_weights(path) as weights:
         skeleton = Skeleton.open(weights)
         check_positions(skeleton, sampling.length, f"{sampling.length} tokens (--length) are", path)
-        decode = decoder(weights.folder, special=True)
-        first = _first(skeleton, weights.folder)
+        first = _first(weights.config, weights.folder)
+        if first is None:
+            progress.say(
+                "note: nothing says which token begins a text (bos_token_id in config.json): each "
+                "begins with one that is drawn from all"
+            )
+        at_once, cache_bytes = _at_once(weights.config, sampling.length)
         nbytes = _BYTES_PER_TOKEN * sampling.samples * sampling.length
         sources = marks(source_files(path))
         with workspace(out, is_folder=False, nbytes=nbytes, fresh=fresh, sources=sources) as space:
@@ -101,21 +112,15 @@ def sample(
                     **program.facts(),
                     "source": [file_facts(file) for file in sources],
                     "sampling": asdict(sampling),
+                    "threads": torch.get_num_threads(),
                     DEVICE: "cpu" if device is None else device.name,
                     "version of torch or kind of CPU": environment(),
                 }
             )
-            kept = _kept(space, sampling)
-            if not all(kept.values()):
-                if any(kept.values()):
-                    done = sum(map(bool, kept.values()))
-                    progress.say(f"going on with an earlier run: {done} of {len(kept)} steps")
-                running = ready(skeleton, weights, device, progress)
-                with progress.stage("generate"), torch.no_grad(), running.products:
-                    _draw(_Drawing(running, path, sampling, first), kept, space, progress)
-            tokens = [row for rows in kept.values() for row in rows]
-            # Without what is left of a character that the last token cuts in two.
-            texts = [text for row in tokens if (text := decode(row).rstrip("\ufffd")).strip()]
+            drawing = _Drawing(
+                skeleton, weights, path, sampling, first, device, at_once, cache_bytes
+            )
+            rows, texts = _enough(drawing, space, progress)
             if not texts:
                 raise SourceError(
                     f"{path}: all that it writes is tokens without text; is it whole?"
@@ -130,78 +135,114 @@ def sample(
         sampling.length,
         sampling.seed,
         len(texts),
-        sum(map(len, tokens)),
+        sum(map(len, rows)),
         out.stat().st_size,
         round(progress.total(), 3),
     )
 
 
-def _first(skeleton: Skeleton, folder: Path) -> int | None:
-    """The token that begins a text; None where nothing says which."""
-    said = getattr(skeleton.model.config.get_text_config(decoder=True), "bos_token_id", None)
-    if isinstance(said, int) and said >= 0:
-        return said
-    return min(ends(skeleton, folder), default=None)
+def _first(config: Mapping[str, Any], folder: Path) -> int | None:
+    """The token that begins a text, as the model's files say; else one that ends a text, as models
+    begin that have no other. None where nothing says any: what a class assumes is not the model's.
+    """
+    beside = folder / "generation_config.json"
+    theirs = st.read_json(beside) if beside.is_file() else {}
+    for key in ("bos_token_id", "eos_token_id"):
+        for said in (structure.text_config(config).get(key), config.get(key), theirs.get(key)):
+            for one in said if isinstance(said, list) else [said]:
+                if type(one) is int and one >= 0:
+                    return one
+    return None
 
 
-@dataclass(frozen=True)
+def _at_once(config: Mapping[str, Any], length: int) -> tuple[int, int]:
+    """Texts that are written together, and bytes that their keys and values take, by config.json:
+    the same everywhere, as last digits hang on it."""
+    text = structure.text_config(config)
+
+    def number(*keys: str) -> int:
+        return next((n for key in keys if type(n := text.get(key)) is int and n > 0), 1)
+
+    heads = number("num_attention_heads", "n_head")
+    size = number("head_dim") if "head_dim" in text else number("hidden_size", "n_embd") // heads
+    keys = number("num_key_value_heads", "num_attention_heads", "n_head")
+    each = 2 * (structure.layer_count(config) or 1) * keys * max(size, 1) * 4 * length
+    texts = max(1, min(AT_ONCE, _CACHE_BYTES // each))
+    return texts, texts * each
+
+
+@dataclass
 class _Drawing:
-    """What texts are drawn with."""
+    """What texts are drawn with. The model is loaded when the first is."""
 
-    model: Ready
+    skeleton: Skeleton
+    weights: Weights
     path: Path
     sampling: Sampling
     first: int | None
+    device: Device | None
+    at_once: int
+    cache_bytes: int
+    loaded: Ready | None = None
 
-    def batch(self, texts: range, steps: Iterator[int]) -> NDArray[np.int64]:
+    def batch(self, texts: range, progress: Progress) -> NDArray[np.int64]:
         """Tokens [texts, length], one after the other."""
+        if self.loaded is None:
+            self.loaded = ready(
+                self.skeleton, self.weights, self.device, progress, self.cache_bytes
+            )
         draws = np.stack([_draws(self.sampling, text) for text in texts])
         found = np.empty(draws.shape, np.int64)
-        rows = rows_of(self.model.skeleton) or 1
+        rows = rows_of(self.skeleton) or 1
         found[:, 0] = np.minimum(draws[:, 0] * rows, rows - 1)
         if self.first is not None:
             found[:, 0] = self.first
         cache: Any = None
-        for at in range(1, self.sampling.length):
-            next(steps)
-            logits, cache = self.model.step(torch.from_numpy(found[:, at - 1 : at].copy()), cache)
-            if not bool(torch.isfinite(logits).all()):
-                raise SourceError(
-                    f"{self.path}: what it says after {at} tokens is not a finite number; it is "
-                    "broken, or overflows in float16"
-                )
-            heat = max(1.0, _HOT - (_HOT - 1.0) * (at - 1) / _WARM)
-            found[:, at] = chosen(logits / heat, draws[:, at])
+        title = f"texts {texts.start + 1}-{texts.stop}, token"
+        with progress.stage("generate"), torch.no_grad(), self.loaded.products:
+            for at in progress.blocks(self.sampling.length, title, first=1):
+                before = torch.from_numpy(found[:, at - 1 : at].copy())
+                logits, cache = self.loaded.step(before, cache)
+                if not bool(torch.isfinite(logits).all()):
+                    raise SourceError(
+                        f"{self.path}: what it says after {at} tokens is not a finite number; it "
+                        "is broken, or overflows in float16"
+                    )
+                heat = max(1.0, _HOT - (_HOT - 1.0) * (at - 1) / _WARM)
+                found[:, at] = chosen(logits / heat, draws[:, at])
         return found
 
 
-def _draw(
-    drawing: _Drawing, kept: dict[int, list[list[int]]], space: Workspace, progress: Progress
-) -> None:
-    """All that is not kept of an earlier run. kept: rows of tokens, by the first text of each
-    batch."""
-    left = [begin for begin, rows in kept.items() if not rows]
-    each = drawing.sampling.length - 1
-    done = (len(kept) - len(left)) * each
-    steps = iter(progress.blocks(len(kept) * each, "token", first=done))
-    for begin in left:
-        texts = range(begin, min(begin + AT_ONCE, drawing.sampling.samples))
-        kept[begin] = drawing.batch(texts, steps).tolist()
-        space.journal.commit(_unit(begin), tokens=kept[begin])
-    next(steps, None)
-
-
-def _unit(begin: int) -> str:
-    return f"texts from {begin}"
-
-
-def _kept(space: Workspace, sampling: Sampling) -> dict[int, list[list[int]]]:
-    """By the first text of each batch the rows of tokens that an earlier run has drawn."""
-    found: dict[int, list[list[int]]] = {}
-    for begin in range(0, sampling.samples, AT_ONCE):
-        entry = space.journal.done.get(_unit(begin), {})
-        found[begin] = entry.get("tokens", [])
-    return found
+def _enough(
+    drawing: _Drawing, space: Workspace, progress: Progress
+) -> tuple[list[list[int]], list[str]]:
+    """Rows of tokens, and their texts, in which a calibration finds as many samples as were asked
+    for: the same text may be fewer tokens when it is cut again. Batches of an earlier run are taken
+    up."""
+    sampling, folder = drawing.sampling, drawing.weights.folder
+    decode = decoder(folder, special=True)
+    wanted = sampling.samples * sampling.length
+    batches = -(-sampling.samples // drawing.at_once)
+    total = sampling.samples + -(-sampling.samples // _MARGIN)
+    ends = [total * number // batches for number in range(1, batches + 1)]
+    rows: list[list[int]] = []
+    texts: list[str] = []
+    done = space.journal.done
+    if done:
+        progress.say(f"going on with an earlier run: {len(done)} of {len(ends)} steps are finished")
+    while ends:
+        batch = range(len(rows), ends.pop(0))
+        unit = f"texts {batch.start + 1}-{batch.stop}"
+        if unit not in done:
+            space.journal.commit(unit, tokens=drawing.batch(batch, progress).tolist())
+        found = done[unit]["tokens"]
+        rows += found
+        # Without what is left of a character that the last token cuts in two.
+        texts += [text for row in found if (text := decode(row).rstrip("\ufffd")).strip()]
+        if not ends and texts:
+            missing = wanted - sum(map(len, tokenized(["\n".join(texts)], folder)))
+            ends += [len(rows) + -(-missing // sampling.length) + 1] if missing > 0 else []
+    return rows, texts
 
 
 def _draws(sampling: Sampling, text: int) -> NDArray[np.float64]:

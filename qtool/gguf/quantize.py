@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from qtool import padding
 from qtool.formats.gguf_values import string
 from qtool.formats.gguf_writer import GgufWriter
 from qtool.gguf import resume
@@ -114,7 +115,7 @@ def _run(
         found = measured(request, plan, source, view, progress, space)
         if found is not None:
             plan = make(found.importance, scaled=found.scales)
-            notes += found.notes
+            notes += padding.explained(found.notes, request.recipe.pad_intermediate)
         elif importance is not None and not any(tensor.importance for tensor in plan.tensors):
             notes.append("no tensor of this recipe makes use of importance")
         found = found or Measured(importance)

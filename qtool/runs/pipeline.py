@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from qtool import methods, structure
+from qtool import methods, padding, structure
 from qtool.calibrating.allocator import give_back
 from qtool.calibrating.calibration import check_length
 from qtool.checkpoint import Checkpoint
@@ -126,6 +126,8 @@ def run(request: Request, progress: Progress) -> Summary:
                 outcome = _quantize_each(request, plan, checkpoint, sink, progress, space.journal)
             if rotations is not None:
                 outcome = replace(outcome, notes=[*rotations.notes(), *outcome.notes])
+            notes = padding.explained(outcome.notes, request.recipe.pad_intermediate)
+            outcome = replace(outcome, notes=notes)
             if odd := layer_errors.checked(outcome.layers):
                 progress.event("flagged", text=odd)
                 outcome = replace(outcome, notes=[*outcome.notes, odd])

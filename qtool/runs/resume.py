@@ -11,6 +11,7 @@ from dataclasses import asdict
 from typing import Any
 
 from qtool.checkpoint import Checkpoint
+from qtool.padding import in_view
 from qtool.planning.plan import Plan
 from qtool.runs import program, provenance
 from qtool.runs.differences import DEVICE, LAYOUT, SHARDS
@@ -66,7 +67,9 @@ def facts(request: Request, checkpoint: Checkpoint) -> dict[str, Any]:
 def source_facts(checkpoint: Checkpoint) -> Any:
     """What tells one source from another without reading all of it."""
     made_from = provenance.made_from(checkpoint)
-    return [checkpoint.config, made_from, *(file_facts(file) for file in checkpoint.files)]
+    padded = in_view(checkpoint)  # which the recipe tells
+    config = (checkpoint if padded is None else padded.original).config
+    return [config, made_from, *(file_facts(file) for file in checkpoint.files)]
 
 
 def commit(

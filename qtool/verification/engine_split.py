@@ -82,7 +82,8 @@ def _width(layer: Layer, tp: int) -> str | None:
         what, width = "in_features", layer.in_features
     if width % tp == 0:
         return None
-    pad = f", or {padding.advice(tp)}" if layer.paddable else ""
+    size = max(1, layer.stored.group_size) if layer.stored is not None else 1
+    pad = f", or {padding.advice(size * tp)}" if layer.paddable else ""
     return f"{what} {width} is not divisible by {tp}; use fewer ranks{pad}"
 
 

@@ -1,7 +1,7 @@
 """The same for GGUF files: the header against its architecture, then every block once."""
 
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 from qtool.errors import QtoolError
@@ -9,7 +9,7 @@ from qtool.gguf.open import is_gguf, open_source
 from qtool.gguf.plan import CHECKSUM_KEY, RECIPE_KEY, SCALES_KEY
 from qtool.gguf.source import GgufSource
 from qtool.gguf_types import BY_NAME
-from qtool.padding import KEY, padded
+from qtool.padding import KEY, asked_in, padded, padded_as
 from qtool.runs import embedded
 from qtool.runs.progress import Progress
 from qtool.verification import (
@@ -102,21 +102,38 @@ def verify_gguf(
 def _source(path: Path, file: GgufSource, against: Path) -> tuple[GgufSource | None, list[Finding]]:
     """What the file is to be compared with, transformed where it is; None where nothing is."""
     if RECIPE_KEY not in file.metadata:
-        return open_source(against), []
+        return _as_wide(against, file), []
     try:
         recipe = embedded.read(path).recipe
     except QtoolError as problem:
         said = f"{problem}; it is compared with the source as that is"
         return open_source(against), [Finding("warning", "provenance", RECIPE_KEY, said)]
-    multiple = recipe.get(KEY)
-    multiple = multiple if type(multiple) is int and multiple > 1 else 0
+    multiple = asked_in(recipe)
     if not isinstance(recipe.get("transforms"), list):
-        return _padded(against, multiple) if multiple else (open_source(against), [])
+        return _padded(against, multiple) if multiple else (_as_wide(against, file), [])
     from qtool.verification.rotated import as_transformed_gguf
 
     scales = file.metadata.get(SCALES_KEY)
     said_scales = None if scales is None else str(scales.value)
     return as_transformed_gguf(recipe, said_scales, against, multiple)
+
+
+def _as_wide(against: Path, file: GgufSource) -> GgufSource:
+    """The source, padded where the file has larger widths: made of a padded model, or padded by
+    another tool."""
+    from qtool.checkpoint import Checkpoint
+    from qtool.gguf.from_hf import hf_source
+    from qtool.gguf.to_hf import hf_model
+
+    source = open_source(against)
+    shapes = {tensor.name: tensor.shape for tensor in source.tensors}
+    inner = (tensor for tensor in file.tensors if "ffn_down" in tensor.name)
+    if is_gguf(against) or all(shapes.get(one.name, one.shape) == one.shape for one in inner):
+        return source
+    with suppress(QtoolError):  # of an architecture without a way back
+        checkpoint = padded_as(Checkpoint.open(against), hf_model(file).config)
+        return hf_source(checkpoint)
+    return source
 
 
 def _padded(against: Path, multiple: int) -> tuple[GgufSource | None, list[Finding]]:

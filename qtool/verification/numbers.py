@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from qtool.artifact import Artifact
+from qtool.padding import asked_in, may_be_padded
 from qtool.scheme import Scheme
 from qtool.stored_config import quantization_config
 from qtool.verification.finding import Finding
@@ -130,8 +131,10 @@ def _signed(artifact: Artifact) -> bool:
 
 def check_codes(artifact: Artifact, matrices: Sequence[Measured]) -> Iterator[Finding]:
     """codes: a matrix with a single code holds nothing."""
+    zeros_added = asked_in((artifact.provenance or {}).get("recipe"))
     for m in matrices:
         name = m.entry.name
+        wider = bool(zeros_added) and may_be_padded(name)
         rows = m.entry.shape[0]
         if m.not_numbers:
             yield Finding(
@@ -150,7 +153,7 @@ def check_codes(artifact: Artifact, matrices: Sequence[Measured]) -> Iterator[Fi
                 f"{name}: every code is {m.low_code}, so all that the model knew here is gone; "
                 "quantize this layer anew",
             )  # fmt: skip
-        elif m.hole:
+        elif m.hole and not wider:
             yield Finding(
                 "error", "codes", name,
                 f"{name}: {m.hole:,} bytes of its codes are 0 in long stretches, which no weights "
@@ -162,7 +165,7 @@ def check_codes(artifact: Artifact, matrices: Sequence[Measured]) -> Iterator[Fi
                 f"{name}: every code is about as frequent as any other, as in random bytes; the "
                 "weights of a trained model are nearly all small, so this is hardly its matrix",
             )  # fmt: skip
-        elif m.same_rows > _SAME * rows:
+        elif m.same_rows > _SAME * rows and not wider:
             yield Finding(
                 "warning", "codes", name,
                 f"{name}: in {m.same_rows} of {rows} rows every code is the same; most of the "
