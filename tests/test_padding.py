@@ -51,7 +51,8 @@ REST = (
     "gemma4-26b-a4b", "gemma4-e4b", "glm4-moe-plain", "minimax-m2", "dots1", "olmoe", "deepseek-v2",
     "deepseek-v3-plain", "hunyuan-moe", "afmoe", "exaone-moe", "mistral4", "qwen3-omni", "qwen3.5",
     "qwen3.5-moe", "qwen3-next", "lfm2-moe", "nemotron-h-moe", "granite-4-h-moe", "jamba",
-    "falcon-h1", "mimo-v2", "laguna", "kimi-linear", "hy-v4", "glm-5.3", "deepseek-v4", "ling-3",
+    "falcon-h1", "mimo-v2", "laguna", "dots3-note", "kimi-linear", "hy-v4", "glm-5.3",
+    "deepseek-v4", "ling-3",
 )  # fmt: skip
 
 
