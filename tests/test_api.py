@@ -182,7 +182,7 @@ def test_what_cannot_be_asked(tmp_path: Path) -> None:
         (lambda: qtool.convert("tiny", "gptq", tmp_path / "a", dtype="int8"), "--dtype int8"),
         (lambda: qtool.convert("tiny", "gptq", tmp_path / "a", assume="v3"), "--assume v3"),
         (lambda: qtool.compare([], "text.txt", against="tiny"), "none are named"),
-        (lambda: qtool.verify("tiny", tp=0), "tp 0: expected 1 or more"),
+        (lambda: qtool.verify("tiny", tp=2), "--tp is asked without --engine"),
     ):
         with pytest.raises(QtoolError, match=said):
             call()

@@ -392,7 +392,7 @@ def test_a_plan_of_a_gguf_file_is_that_of_its_checkpoint(
     for made in found.values():
         names = [{t["name"] for t in plan["tensors"]} for plan in (made, expected)]
         assert names[0] == names[1]
-        assert any("a checkpoint of " in warning for warning in made["warnings"])
+        assert any("a checkpoint of " in note for note in made["notes"])
     assert found["f32"]["memory"].keys() == expected["memory"].keys()
     assert "quantized already (Q8_0)" in found["q8_0"]["warnings"][0]
     refused = call("plan", tmp_path / "q8_0.gguf", "--recipe", "w4g128-awq")

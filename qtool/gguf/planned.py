@@ -14,6 +14,7 @@ from qtool.gguf.recipe import GgufRecipe
 from qtool.gguf.source import SourceTensor
 from qtool.gguf_types import BY_NAME, BlockType
 from qtool.planning.budget import Memory
+from qtool.remarks import told_apart
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,7 @@ class GgufPlan:
             "counts": self.counts,
             "types": self.types,
             "fallbacks": len(self.fallbacks),
-            "warnings": list(self.warnings),
+            **told_apart(self.warnings),
             "tensors": [
                 {
                     "name": tensor.name,

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qtool.errors import SourceError, UsageError
+from qtool.remarks import told_apart
 
 if TYPE_CHECKING:
     from qtool.gguf.planned import GgufPlan
@@ -60,9 +61,14 @@ class Foreseen:
         return self.plan.bits_per_weight
 
     @property
-    def warnings(self) -> tuple[str, ...]:
+    def warnings(self) -> list[str]:
         """Sentences."""
-        return self.plan.warnings
+        return told_apart(self.plan.warnings)["warnings"]
+
+    @property
+    def notes(self) -> list[str]:
+        """Sentences that warn of nothing."""
+        return told_apart(self.plan.warnings)["notes"]
 
     def json(self) -> dict[str, Any]:
         """The --json object."""

@@ -38,6 +38,7 @@ from qtool.planning.handed import handed_on
 from qtool.planning.mlx import stacks
 from qtool.planning.planned import Planned
 from qtool.recipe.recipe import Recipe
+from qtool.remarks import told_apart
 from qtool.scheme import Dense, Dropped, Scheme
 from qtool.structure import BlockStack
 
@@ -138,7 +139,7 @@ class Plan:
             "peak_rss_bytes": self.peak_rss_bytes,
             "memory": self.memory.json(),
             "seconds": self.seconds,
-            "warnings": list(self.warnings),
+            **told_apart(self.warnings),
             "tensors": [
                 {
                     "name": tensor.name,

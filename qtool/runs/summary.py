@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from qtool.numbered import by_kind
+from qtool.remarks import told_apart
 
 _SHOWN = 3  # names in a line
-_NOTE = "note: "
 OUTPUTS, WEIGHTS = "outputs", "weights"  # what a relative error is of
 
 
@@ -77,11 +77,8 @@ class Summary:
 
     def json(self) -> dict[str, Any]:
         """The --json object. What a plan only remarks is no warning."""
-        remarks = [one for one in self.warnings if one.startswith(_NOTE)]
-        return asdict(self) | {
-            "warnings": [one for one in self.warnings if one not in remarks],
-            "notes": [*(one.removeprefix(_NOTE) for one in remarks), *self.notes],
-        }
+        said = told_apart(self.warnings)
+        return asdict(self) | said | {"notes": [*said["notes"], *self.notes]}
 
     def lines(self) -> list[str]:
         """The same for a person."""

@@ -1,0 +1,13 @@
+"""What is worth saying of a plan before the work: warnings, and notes that are none."""
+
+from collections.abc import Iterable
+
+NOTE = "note: "  # how a note begins, where it stands among warnings
+
+
+def told_apart(sentences: Iterable[str]) -> dict[str, list[str]]:
+    """`warnings` and `notes`, for --json."""
+    found: dict[str, list[str]] = {"warnings": [], "notes": []}
+    for one in sentences:
+        found["notes" if one.startswith(NOTE) else "warnings"].append(one.removeprefix(NOTE))
+    return found
