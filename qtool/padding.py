@@ -42,7 +42,7 @@ _SHARED_KEYS = (
     "shared_expert_intermediate_size", "moe_shared_expert_intermediate_size",
     "shared_intermediate_size",
 )  # fmt: skip
-# By kind of layer, the keys that may say its width; the first with that value does.
+# By kind of layer, the keys that may say its width; all that have it do.
 _KEYS = {
     "experts": ("moe_intermediate_size", "expert_intermediate_size", "intermediate_size"),
     "shared": (*_SHARED_KEYS, "moe_intermediate_size", "intermediate_size"),

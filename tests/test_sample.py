@@ -239,6 +239,15 @@ def test_a_calibration_finds_as_many_samples_as_were_asked_for(
     assert len(tokenize(text, tiny_folder())) >= 4 * 32
 
 
+def test_a_model_that_repeats_itself(
+    tmp_path: Path, drawn: list[list[list[int]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "tokenized", lambda *_: [np.zeros(3, np.int64)])
+    with pytest.raises(SourceError, match="is cut into 3 again: it repeats itself"):
+        qtool.sample("tiny", tmp_path / "own.jsonl", samples=2, length=8)
+    assert sum(map(len, drawn)) > 12 and list(tmp_path.iterdir()) == []
+
+
 def test_how_much_is_written_at_once() -> None:
     """Keys and values of Llama-2-7B: 1 MiB a token in float32, so 8 texts of 512."""
     llama = {"num_hidden_layers": 32, "num_attention_heads": 32, "hidden_size": 4096}

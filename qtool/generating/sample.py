@@ -44,6 +44,7 @@ from qtool.runs.workspace import COMMAND, Workspace, check_free, workspace
 AT_ONCE = 32  # texts, and some more; each step reads all weights once for them
 _CACHE_BYTES = 4 << 30  # of keys and values, at most, unless one text takes more
 _MARGIN = 16  # one more for so many: what is cut into tokens again has up to a few percent fewer
+_MOST = 4  # times as many as were asked for, and no more
 _HOT, _WARM = 2.0, 10  # the temperature at the beginning, and how many tokens it takes to be 1
 _BYTES_PER_TOKEN = 16  # that the disk is asked for, with what is kept to go on with
 
@@ -239,9 +240,19 @@ def _enough(
         rows += found
         # Without what is left of a character that the last token cuts in two.
         texts += [text for row in found if (text := decode(row).rstrip("\ufffd")).strip()]
-        if not ends and texts:
-            missing = wanted - sum(map(len, tokenized(["\n".join(texts)], folder)))
-            ends += [len(rows) + -(-missing // sampling.length) + 1] if missing > 0 else []
+        if ends or not texts:
+            continue
+        count = sum(map(len, tokenized(["\n".join(texts)], folder)))
+        if count >= wanted:
+            break
+        if len(rows) > _MOST * total:
+            drawn = len(rows) * sampling.length
+            raise SourceError(
+                f"{drawing.path}: of {drawn:,} tokens that it wrote, the text is cut into "
+                f"{count:,} again: it repeats itself; is it whole?"
+            )
+        more = -(-(wanted - count) // sampling.length) + 1
+        ends.append(len(rows) + min(more, drawing.at_once))
     return rows, texts
 
 
