@@ -212,9 +212,6 @@ def sample(
     --json`.
     """
     refuse_less(samples=(samples, 1), length=(length, 8), seed=(seed, 0), threads=(threads, 1))
-    from qtool.calibrating.allocator import share_heap
-
-    share_heap()
     import torch
 
     from qtool.calibrating.device import explained
@@ -238,6 +235,7 @@ def sample(
     with progress.stage("download"):
         path = resolve(str(model), progress)
     sampling = Sampling(samples, length, seed)
+    # Without share_heap(): keys and values grow by a copy each step, which come from the heap.
     with threads_as_before(), explained(place, "the model"):
         torch.set_num_threads(threads or default_threads())
         return run(path, Path(out), sampling, place, progress, model=str(model), fresh=fresh)
