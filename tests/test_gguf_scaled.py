@@ -311,7 +311,7 @@ def test_what_does_not_go_together(models: Path, sets: list[str], tmp_path: Path
     model = checkpoint(models, "llama").path
     smooth = recipes.load("q4_0", ["transforms=[smooth]", *sets])
     request = GgufRequest(str(model), model, smooth, tmp_path / "a", 1, imatrix=tmp_path / "x")
-    with pytest.raises(UnsupportedError, match="that change what matrices read"):
+    with pytest.raises(UnsupportedError, match="which changes what matrices read"):
         run_gguf(request, QUIET)
     write(model, tmp_path / "plain.gguf", "f16")
     with pytest.raises(UnsupportedError, match="qtool convert FILE --to hf"):
