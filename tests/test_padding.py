@@ -20,7 +20,7 @@ from safetensors.numpy import load_file
 
 from qtool.checkpoint import Checkpoint
 from qtool.diff.diff import diff
-from qtool.errors import FormatError, UnsupportedError
+from qtool.errors import FormatError, RecipeError, UnsupportedError
 from qtool.formats.gguf_file import GgufFile
 from qtool.formats.safetensors_file import TensorSpec, lay_out
 from qtool.fused_experts import apart
@@ -398,3 +398,9 @@ def test_a_run_that_was_begun_with_another_multiple(
     assert "pad_intermediate" in said and "config.json" not in said
     assert call(*asked, "--set", "pad_intermediate=512").status == 0
     assert verify_artifact(out, against=tiny_folder()).ok
+
+
+def test_gguf_wants_whole_blocks() -> None:
+    with pytest.raises(RecipeError, match=r"pad_intermediate: blocks are of 32 weights or"):
+        load("q4_k_m", ["pad_intermediate=300"])
+    assert load("q8_0", ["pad_intermediate=96"]).pad_intermediate == 96

@@ -163,6 +163,11 @@ class GgufRecipe(NamedTable):
                 "importance",
                 "method gptq measures what matrices read, importance with it; remove the key",
             )
+        if self.pad_intermediate > 1 and self.pad_intermediate % 32:
+            raise conflict(
+                "pad_intermediate",
+                "blocks are of 32 weights or, of K-quants and most IQ types, of 256: take a multiple",
+            )
         if self.leave_output and self.output_type is not None:
             raise conflict("leave_output", "does not go with output_type; remove one of them")
         for name in self.transforms:
