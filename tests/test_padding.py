@@ -401,6 +401,6 @@ def test_a_run_that_was_begun_with_another_multiple(
 
 
 def test_gguf_wants_whole_blocks() -> None:
-    with pytest.raises(RecipeError, match=r"pad_intermediate: blocks are of 32 weights or"):
+    with pytest.raises(RecipeError, match=r"pad_intermediate: blocks are of 32 weights, or"):
         load("q4_k_m", ["pad_intermediate=300"])
     assert load("q8_0", ["pad_intermediate=96"]).pad_intermediate == 96

@@ -166,7 +166,7 @@ class GgufRecipe(NamedTable):
         if self.pad_intermediate > 1 and self.pad_intermediate % 32:
             raise conflict(
                 "pad_intermediate",
-                "blocks are of 32 weights or, of K-quants and most IQ types, of 256: take a multiple",
+                "blocks are of 32 weights, or (K-quants, most IQ types) of 256: take a multiple",
             )
         if self.leave_output and self.output_type is not None:
             raise conflict("leave_output", "does not go with output_type; remove one of them")
