@@ -342,7 +342,7 @@ def test_a_gguf_file_is_not_scaled_and_not_quantized_twice(tmp_path: Path, call:
     mine = tmp_path / "mine.yaml"
     asked = ("--bits", 5, "-o", mine, "--types", "q4_k,q5_k", *SMALL)
     found = call("fit", tmp_path / "f16.gguf", *asked)
-    assert found.status == 1 and "leave them out (--set transforms=[])" in found.err
+    assert found.status == 1 and "leave that out (--set transforms=[])" in found.err
     plain = ("--recipe", "q4_k_m", *asked[:4], "--types", "q4_k,q5_k", *SMALL)
     found = call("fit", tmp_path / "q8_0.gguf", *plain)
     assert found.status == 1 and "is quantized already" in found.err
