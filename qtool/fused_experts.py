@@ -124,11 +124,7 @@ class Apart(Checkpoint):
         """The bytes of a tensor from `start` to `stop`."""
         if name not in self.columns:
             return super().stretch(name, start, stop)
-        info = self.tensors[name]
-        row = info.nbytes // info.shape[0]
-        first = start // row
-        rows = self.part(name, first, max(first, -(-stop // row)))
-        return rows[start - first * row : stop - first * row]
+        return self._stretch_of_part(name, start, stop)
 
 
 def apart(checkpoint: Checkpoint, wanted: Callable[[str], bool] = lambda layer: True) -> Checkpoint:

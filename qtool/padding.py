@@ -58,13 +58,9 @@ class Padded(Checkpoint):
             key: width for key in old if new[key] != old[key] and (width := width_said(new, key))
         }
 
-    def digest(self) -> str:
-        """That of the source: padding is part of the recipe."""
-        return self.original.digest()
-
     @property
     def file_digests(self) -> Mapping[str, str]:
-        """Those of the source."""
+        """Those of the source: padding is part of the recipe."""
         return self.original.file_digests
 
     def raw(self, name: str) -> NDArray[np.uint8]:
@@ -107,16 +103,14 @@ class Padded(Checkpoint):
         """The bytes of a tensor from `start` to `stop`."""
         if name not in self.pads:
             return self.original.stretch(name, start, stop)
-        info = self.tensors[name]
-        row = info.nbytes // info.shape[0]
-        first = start // row
-        rows = self.part(name, first, max(first, -(-stop // row)))
-        return rows[start - first * row : stop - first * row]
+        return self._stretch_of_part(name, start, stop)
 
 
 def padded(checkpoint: Checkpoint, multiple: int) -> Checkpoint:
     """The checkpoint with every intermediate width padded to a multiple of `multiple`; itself where
-    all are one. UnsupportedError where a layer is not understood."""
+    all are one, or for 0. UnsupportedError where a layer is not understood."""
+    if multiple < 2:
+        return checkpoint
     return _padded(checkpoint, lambda key, width: -(-width // multiple) * multiple)
 
 
@@ -175,6 +169,14 @@ def asked_in(recipe: object) -> int:
     """The multiple that a recorded recipe padded to; 0 where it did not."""
     found = recipe.get(KEY) if isinstance(recipe, Mapping) else None
     return found if type(found) is int and found > 1 else 0
+
+
+def not_compared(multiple: int) -> str:
+    """The sentence where a padded model is to be compared with what is no checkpoint."""
+    return (
+        f"the model was padded ({KEY} {multiple}) and the model given is no checkpoint of "
+        "safetensors: they are not compared; give the folder that it was made of"
+    )
 
 
 def in_view(view: object) -> Padded | None:

@@ -5,6 +5,11 @@ from collections.abc import Iterable
 NOTE = "note: "  # how a note begins, where it stands among warnings
 
 
+def line(sentence: str) -> str:
+    """As a person reads it."""
+    return sentence if sentence.startswith(NOTE) else f"warning: {sentence}"
+
+
 def told_apart(sentences: Iterable[str]) -> dict[str, list[str]]:
     """`warnings` and `notes`, for --json."""
     found: dict[str, list[str]] = {"warnings": [], "notes": []}

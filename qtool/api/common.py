@@ -17,6 +17,14 @@ def refuse_less(**given: tuple[int | None, int]) -> None:
             raise UsageError(f"{name} {value}: expected {least} or more")
 
 
+def refuse_ranks(engine: str | None, tp: int) -> None:
+    """UsageError for ranks of no engine."""
+    from qtool.errors import UsageError
+
+    if engine is None and tp != 1:
+        raise UsageError("--tp is asked without --engine; name the engine, such as --engine vllm")
+
+
 @contextmanager
 def threads_as_before() -> Iterator[None]:
     """The caller's number of torch's threads comes back after; the work has its own."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qtool.api.common import path_of, refuse_less, threads_as_before
+from qtool.api.common import path_of, refuse_less, refuse_ranks, threads_as_before
 
 if TYPE_CHECKING:
     from qtool.generating.generate import Generated
@@ -44,6 +44,7 @@ def plan(
 
     check_names(model, recipe, calibration, imatrix)
     refuse_less(threads=(threads, 1), samples=(samples, 1), length=(length, 1), tp=(tp, 1))
+    refuse_ranks(engine, tp)
     asked = Asked(
         str(model),
         str(recipe),
@@ -78,16 +79,14 @@ def verify(
     Returns a verdict: `ok`, `findings`, `layers` and `json()`, the object of `qtool verify --json`.
     """
     from qtool.calibrating.allocator import share_heap
-    from qtool.errors import UsageError
     from qtool.hub import resolve
     from qtool.runs.progress import Progress
     from qtool.runs.request import check_names
     from qtool.verification.run import verify_artifact
 
     check_names(artifact, against)
-    if engine is None and tp != 1:
-        raise UsageError("--tp is asked without --engine; name the engine, such as --engine vllm")
     refuse_less(threads=(threads, 1), tp=(tp, 1))
+    refuse_ranks(engine, tp)
     share_heap()
     progress = progress or Progress(quiet=quiet)
     with threads_as_before():

@@ -160,6 +160,7 @@ def _table(rows: "Iterable[Row]", stored: str) -> None:
 
 
 def _end(memory: "Memory", seconds: float, warnings: Iterable[str]) -> None:
+    from qtool.remarks import line
     from qtool.verification.sentences import count
 
     disk = memory.disk_bytes / 1e9
@@ -171,8 +172,7 @@ def _end(memory: "Memory", seconds: float, warnings: Iterable[str]) -> None:
     if memory.max_ram_bytes is not None:
         typer.echo(memory.line())
     for warning in warnings:
-        said = f"warning: {warning}" if not warning.startswith("note:") else warning
-        typer.echo(printable(said))
+        typer.echo(printable(line(warning)))
 
 
 def _memory(nbytes: int) -> str:

@@ -58,9 +58,7 @@ def gguf_ways(request: FitRequest, recipe: GgufRecipe) -> Iterator[Ways]:
         with gguf_weights(open_source(request.source)) as (weights, source):
             yield _ways(request, recipe, types, weights, source)
     else:
-        checkpoint = Checkpoint.open(request.source)
-        if recipe.pad_intermediate > 1:
-            checkpoint = padded(checkpoint, recipe.pad_intermediate)
+        checkpoint = padded(Checkpoint.open(request.source), recipe.pad_intermediate)
         yield _ways(request, recipe, types, runnable(checkpoint), hf_source(checkpoint))
 
 

@@ -48,8 +48,7 @@ def open_view(path: Path, recipe: "GgufRecipe", imatrix: Path | None) -> "Rotate
     checkpoint = Checkpoint.open(path)
     if recipe.scaling:
         checkpoint = experts_apart(checkpoint)
-    if recipe.pad_intermediate > 1:
-        checkpoint = padded(checkpoint, recipe.pad_intermediate)
+    checkpoint = padded(checkpoint, recipe.pad_intermediate)
     view = untied(checkpoint, stream=recipe.rotates and recipe.rotate.r1)
     return view.with_exact_vectors() if recipe.scaling else view
 

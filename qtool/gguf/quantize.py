@@ -33,6 +33,7 @@ from qtool.gguf.workers import in_order
 from qtool.gguf_types import BY_NAME
 from qtool.hub import public_name
 from qtool.native.sums import checksum
+from qtool.remarks import line
 from qtool.runs import layer_errors
 from qtool.runs.journal import Journal
 from qtool.runs.progress import Progress
@@ -99,7 +100,7 @@ def _run(
         notes += _by_the_cpu(plan)
     warnings = list(plan.warnings)
     for warning in warnings:
-        progress.say(warning if warning.startswith("note: ") else f"warning: {warning}")
+        progress.say(line(warning))
     size = plan.size_bytes + memory.disk_bytes
     with workspace(
         out,

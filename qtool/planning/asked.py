@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qtool.errors import SourceError, UsageError
+from qtool.errors import SourceError
 from qtool.remarks import told_apart
 
 if TYPE_CHECKING:
@@ -82,8 +82,6 @@ def foresee(asked: Asked) -> Foreseen:
     """What the recipe will make of the model, before any of it is done."""
     from qtool.recipe.recipe import Recipe, calibration_sets, load
 
-    if asked.engine is None and asked.tp != 1:
-        raise UsageError("--tp is asked without --engine; name the engine, such as --engine vllm")
     if asked.engine is not None:
         from qtool.verification.engine_rules import check_engine
 

@@ -18,8 +18,8 @@ def as_quantized(recipe: Recipe, checkpoint: Checkpoint) -> Checkpoint:
     """
     view = apart(checkpoint)
     if view is checkpoint or recipe.rounding == "none":
-        return _as_wide(recipe, checkpoint)
-    view = _as_wide(recipe, view)
+        return padded(checkpoint, recipe.pad_intermediate)
+    view = padded(view, recipe.pad_intermediate)
     tensors = view.tensors
     blocks = structure.find_blocks(tensors, view.config)
     parents = structure.expert_parents(tensors)
@@ -32,9 +32,4 @@ def as_quantized(recipe: Recipe, checkpoint: Checkpoint) -> Checkpoint:
     fit(recipe, tensors, actions)
     found = (experts_of(name) for name, action in actions.items() if isinstance(action, Scheme))
     layers = {layer for layer, _ in filter(None, found)}
-    return _as_wide(recipe, apart(checkpoint, layers.__contains__))
-
-
-def _as_wide(recipe: Recipe, checkpoint: Checkpoint) -> Checkpoint:
-    multiple = recipe.pad_intermediate
-    return padded(checkpoint, multiple) if multiple > 1 else checkpoint
+    return padded(apart(checkpoint, layers.__contains__), recipe.pad_intermediate)

@@ -27,6 +27,7 @@ from qtool.planning.notes import unread
 from qtool.planning.plan import MAX_SHARD_BYTES, Plan, make_plan
 from qtool.planning.planned import Planned
 from qtool.planning.shared_scales import SharedScales
+from qtool.remarks import line
 from qtool.runs import layer_errors, modelcard, provenance, resume
 from qtool.runs.by_rows import nearest, quantize_rows
 from qtool.runs.digests import add_digests
@@ -98,7 +99,7 @@ def run(request: Request, progress: Progress) -> Summary:
     for warning in warnings:
         if warning == ROUNDED_SCALES:
             continue
-        progress.say(warning if warning.startswith("note: ") else f"warning: {warning}")
+        progress.say(line(warning))
     size = plan.size_bytes + plan.disk_bytes
     with workspace(
         out,

@@ -113,13 +113,9 @@ class Rotated(Checkpoint):
         assert self.source is not None
         return self.source
 
-    def digest(self) -> str:
-        """That of the source: the rotation is part of the recipe."""
-        return self.original.digest()
-
     @property
     def file_digests(self) -> Mapping[str, str]:
-        """Those of the source."""
+        """Those of the source: the rotation is part of the recipe."""
         return self.original.file_digests
 
     def raw(self, name: str) -> NDArray[np.uint8]:
@@ -142,13 +138,9 @@ class Rotated(Checkpoint):
 
     def stretch(self, name: str, start: int, stop: int) -> NDArray[np.uint8]:
         """The bytes of a tensor from `start` to `stop`."""
-        info = self.tensors[self._known(name)]
         if self._as_it_is(name):
             return self.original.stretch(self._origin(name), start, stop)
-        row = info.nbytes // info.shape[0]
-        first = start // row
-        rows = self.part(name, first, max(first, -(-stop // row)))
-        return rows[start - first * row : stop - first * row]
+        return self._stretch_of_part(name, start, stop)
 
     def array(self, name: str) -> NDArray[Any]:
         """A tensor in its numpy dtype; BF16 as uint16."""

@@ -9,7 +9,7 @@ from qtool.gguf.open import is_gguf, open_source
 from qtool.gguf.plan import CHECKSUM_KEY, RECIPE_KEY, SCALES_KEY
 from qtool.gguf.source import GgufSource
 from qtool.gguf_types import BY_NAME
-from qtool.padding import KEY, asked_in, padded, padded_as
+from qtool.padding import asked_in, not_compared, padded, padded_as
 from qtool.runs import embedded
 from qtool.runs.progress import Progress
 from qtool.verification import (
@@ -142,11 +142,7 @@ def _padded(against: Path, multiple: int) -> tuple[GgufSource | None, list[Findi
     from qtool.gguf.from_hf import hf_source
 
     if is_gguf(against):
-        said = (
-            f"the model was padded ({KEY} {multiple}) and the model given is no checkpoint of "
-            "safetensors: they are not compared; give the folder that it was made of"
-        )
-        return None, [Finding("note", "against", "", said)]
+        return None, [Finding("note", "against", "", not_compared(multiple))]
     return hf_source(padded(Checkpoint.open(against), multiple)), []
 
 

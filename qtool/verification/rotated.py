@@ -95,9 +95,7 @@ def as_transformed_gguf(
     findings: list[Finding] = []
     try:
         record = from_json(json.loads(scales or "null")) if scaled else {}
-        checkpoint = apart_as(Checkpoint.open(source), record)
-        if multiple:
-            checkpoint = padded(checkpoint, multiple)
+        checkpoint = padded(apart_as(Checkpoint.open(source), record), multiple)
         view = _untied(checkpoint, options, rotates)
         if rotates:
             _prepared(view, options)

@@ -17,7 +17,7 @@ from qtool.fused_experts import apart_as
 from qtool.gguf.open import is_gguf
 from qtool.gguf.workers import in_order
 from qtool.native.library import default_threads
-from qtool.padding import KEY, asked_in, padded_as
+from qtool.padding import asked_in, not_compared, padded_as
 from qtool.record import is_statistics
 from qtool.runs.progress import Progress
 from qtool.scheme import GroupQuant, Scheme
@@ -170,11 +170,7 @@ def _verdict(
             multiple = asked_in((artifact.provenance or {}).get("recipe"))
             if multiple and not isinstance(opened, Checkpoint):
                 source = opened = None
-                words = (
-                    f"the model was padded ({KEY} {multiple}) and the model given is no checkpoint "
-                    "of safetensors: they are not compared; give the folder that it was made of"
-                )
-                findings.append(Finding("note", "against", "", words))
+                findings.append(Finding("note", "against", "", not_compared(multiple)))
         subject = subject_of(path, artifact, source)
         checks.append("shapes")
         findings += [Finding("error", "shapes", n, why) for n, why in subject.broken.items()]
