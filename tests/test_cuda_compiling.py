@@ -256,7 +256,10 @@ def test_what_bench_times_runs(emulator: Emulator) -> None:
         assert 0 < work.nbytes <= sum(array.nbytes for array in work.arrays)
         encoded = {"encode": 256, "quantize": 128 if "sweep" in case.name else 256}
         assert work.encoded == 128 * encoded.get(case.name.split()[0], 0)
+        kept = {array.ctypes.data for array in work.arrays}  # others are gone when they are timed
         for task in work.tasks:
+            named = [name for name in task.fields if task.fields.get(f"{name}_bytes")]
+            assert {task.fields[name] for name in named} <= kept, case.name
             place = task.fields["values"]
             size = next(array.itemsize for array in work.arrays if array.ctypes.data == place)
             assert emulator.fault(task, task.fields["values_bytes"] // size) is None

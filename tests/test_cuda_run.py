@@ -287,7 +287,12 @@ def test_what_gptq_goes_by_is_measured_there(
     how: str, models: Path, tmp_path: Path, device: Device
 ) -> None:
     """Both models, tokens with their weights, or slopes pass by on the device, which factors; codes
-    are the CPU's but for a few, and in later blocks for what these move."""
+    are the CPU's but for a few, and in later blocks for what these move.
+
+    With slopes a code that differs moves all rows after it: matrices of the first block are the
+    CPU's, or have a row from which on codes differ. On the CPU, too, where what is factored is moved
+    by 3e-7 of itself: 4 to 6 of 7 stay, others keep 0.83 of their codes or more. Without slopes none
+    of them stays."""
     source, found = blocks(models, 2), []
     for name, where in (("here", None), ("there", device)):
         out = made("w4g128-gptq", tmp_path / name, where, how, "gptq.mse=false", source=source)
@@ -299,7 +304,9 @@ def test_what_gptq_goes_by_is_measured_there(
         if entry.scheme is not None
     }
     assert len(same) == 14
-    assert all(share > (0.999 if ".layers.0." in name else 0.85) for name, share in same.items())
+    stayed = {name: ".layers.0." in name and share > 0.999 for name, share in same.items()}
+    assert sum(stayed.values()) >= (3 if "yaqa" in how else 7), same
+    assert min(same.values()) > (0.8 if "yaqa" in how else 0.85), same
 
 
 def stopped(monkeypatch: pytest.MonkeyPatch, after: int) -> None:

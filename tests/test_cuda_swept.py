@@ -93,21 +93,25 @@ def test_as_good_as_the_cpu(
 ) -> None:
     """Divergence from the float model within 2 %, and the file says what did the work.
 
-    The mean of several texts: which of two good roundings is better on one is chance.
+    The mean of several texts: which of two good roundings is better on one is chance, of 3.6 % for
+    q4_k_m where only the last digits of sums differ, on the CPU, too. So the mean of twelve is
+    within 1 %, and of those that are not within 2 % the mean of 36 is.
     """
     chosen = [*more, "calibration.samples=12", "calibration.length=128"]
     model, windows = (model_of(models, "tiny"), 12) if more else (TINY, 16)
     found, notes = {True: 0.0, False: 0.0}, {}
     text = tmp_path / "text.txt"
     text.write_text(inspect.getsource(argparse), encoding="utf-8")
-    texts = 2 if more else 12 if recipe.startswith("iq4_xs") else 3  # where chance is 4 % of each
-    for where, seed in product((None, device), range(texts)):
-        out = tmp_path / f"{where is None}-{seed}.gguf"
-        made = write(model, out, recipe, *chosen, f"calibration.seed={seed}", device=where)
-        measured = qtool.evaluate(out, text, against=model, windows=windows, length=256, threads=1)
-        found[where is None] += measured.found["kld"]["mean"]
-        notes[where is None] = made.notes
-        assert gpu_of(out) == (where.name if where else None)
+    for seeds in (range(2),) if more else (range(12), range(12, 36)):
+        for where, seed in product((None, device), seeds):
+            out = tmp_path / f"{where is None}-{seed}.gguf"
+            made = write(model, out, recipe, *chosen, f"calibration.seed={seed}", device=where)
+            said = qtool.evaluate(out, text, against=model, windows=windows, length=256, threads=1)
+            found[where is None] += said.found["kld"]["mean"]
+            notes[where is None] = made.notes
+            assert gpu_of(out) == (where.name if where else None)
+        if found[False] == pytest.approx(found[True], rel=0.02):
+            break
     assert found[False] == pytest.approx(found[True], rel=0.02)
     assert len(notes[True]) == len(notes[False])
 

@@ -107,7 +107,8 @@ def _bytes(kind: str, block: tuple[int, int], name: str, dtype: str) -> Case:
         codes = arrays.random((rows, cols), "int8" if kind == "int8" else "uint8")
         shape = (ceil(rows, block[0]), 1 if block[1] == -1 else ceil(cols, block[1]))
         scale, out = arrays.ones(shape, "float32"), arrays.empty((rows, cols), dtype)
-        return _work(float_tasks.bytes_(codes, kind, scale=scale, block=block, out=out), codes, out)
+        task = float_tasks.bytes_(codes, kind, scale=scale, block=block, out=out)
+        return _work(task, codes, scale, out)
 
     return Case(f"dequantize {name} {dtype}", prepare)
 

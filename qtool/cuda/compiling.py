@@ -10,6 +10,7 @@ import os
 import tempfile
 from functools import cache
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import qtool
@@ -71,11 +72,15 @@ def unit_of(kernel: str) -> tuple[str, str]:
     raise ValueError(f"no kernel is called {kernel!r}")
 
 
+_IMPORTING = Lock()  # of threads that import it at once, one may find it without its parts
+
+
 def core() -> Any:
     """The module cuda.core; UnsupportedError where the extra is not installed."""
     try:
-        import cuda.bindings.nvrtc
-        import cuda.core
+        with _IMPORTING:
+            import cuda.bindings.nvrtc
+            import cuda.core
     except ImportError as error:
         raise UnsupportedError(
             f"CUDA kernels are compiled with NVIDIA's cuda-core and NVRTC, and {error.name} is not "
