@@ -24,7 +24,7 @@ KERNEL_TESTS = tests/test_native*.py
 
 .PHONY: demo test test-long long-tests test-slow test-oracle test-sanitize test-aarch64 test-clang \
 	test-wheel test-sdist fuzz-kernels fuzz-readers lint docs kernels cuda-kernels cuda-ptx \
-	cuda-ptx-short cuda-sass gpu-check wheel clean
+	cuda-ptx-short gpu-check wheel clean
 
 demo: $(VENV)/.installed
 	rm -rf $(DEMO)
@@ -95,10 +95,6 @@ cuda-ptx-short: $(VENV)/.installed-test $(VENV)/.installed-nvrtc
 	QTOOL_TEST_ARCH=sm_90 $(PTX) $(PTX_TESTS) -k "$(PTX_SHORT)"
 	QTOOL_TEST_ARCH=sm_75 $(PTX) $(addprefix tests/test_cuda_,dequantize.py gemv.py quantize.py) \
 		-k "$(PTX_SM_75)"
-
-# What that code asks of a GPU, an estimate from it as disassembled: PATTERN=gemv for some alone.
-cuda-sass: $(VENV)/.installed-test
-	$(BIN)/python tests/gpu/sass.py "$(PATTERN)"
 
 # On a machine with a GPU: everything built, compared with the CPU, run under compute-sanitizer
 # where there is one, and timed; a short table last.

@@ -142,3 +142,52 @@ def test_waiting_for_other_kernels() -> None:
     assert launch(wait + store, waits=True, out=out) is None
     assert "without having waited" in str(launch(store + wait, waits=True, out=np.zeros_like(out)))
     assert "does not wait for the kernels before, number 0" in str(launch("", waits=True, out=out))
+
+
+COPY = """
+    mul.wide.u32 %rd1, %r70, 4; mov.u64 %rd2, room; add.s64 %rd3, %rd2, %rd1; cvt.u32.u64 %r1, %rd3;
+    cp.async.ca.shared.global [%r1], [%rd11], 4;
+    cp.async.commit_group;
+    cp.async.ca.shared.global [%r1+128], [%rd11+128], 4;
+    cp.async.commit_group;
+    cp.async.wait_group 1;
+    bar.warp.sync -1;
+    xor.b32 %r3, %r70, 31; mul.wide.u32 %rd4, %r3, 4; add.s64 %rd5, %rd2, %rd4;
+    ld.shared.u32 %r4, [%rd5];
+    bar.warp.sync -1;
+    cp.async.ca.shared.global [%r1], [%rd11], 4;
+    st.global.u32 [%rd10], %r4;
+"""
+
+
+def test_copies_are_waited_for() -> None:
+    """Asynchronous copies to shared memory, which other lanes of a warp read."""
+    more = np.arange(64, dtype=np.uint32)
+
+    def said(body: str, threads: int = 32) -> str | None:
+        out = np.zeros(threads, np.uint32)
+        found = launch(body, threads, out=out, more=more)
+        assert found or out.tolist() == [*range(31, -1, -1)]
+        return found
+
+    assert said(COPY) is None
+    early = "that no thread wrote, byte"
+    assert early in str(said(COPY.replace("wait_group 1", "wait_group 2")))
+    assert early in str(said(COPY.replace("[%rd5];", "[%rd5+128];")))
+    assert early in str(said(COPY.replace("cp.async.commit_group;", "", 1)))
+    before, after = COPY.split("bar.warp.sync -1;", 1)
+    assert "race: shared memory is read" in str(said(before + after))
+    before, after = COPY.rsplit("bar.warp.sync -1;", 1)
+    assert "race: shared memory is written" in str(said(before + after))
+    part = COPY.replace("bar.warp.sync", "setp.lt.s32 %p1, %r70, 9; @%p1 bar.warp.sync", 1)
+    assert "bar.warp.sync by a part of a warp" in str(said(part))
+    assert "outside of the array more" in str(said(COPY.replace("+128]", "+4096]").replace(
+        "[%r1+4096]", "[%r1]")))  # fmt: skip
+    assert "outside of shared" in str(said(COPY.replace("[%r1+128]", "[%r1+1024]")))
+    # Two warps do not meet each other.
+    other = COPY.split("bar.warp.sync -1;\n    cp")[0].replace("%r70, 31", "%r70, 63")
+    other = other.replace("+128]", "+256]")
+    out = np.zeros(64, np.uint32)
+    assert "race: shared memory is read" in str(
+        launch(other, 64, out=out, more=np.arange(128, dtype=np.uint32))
+    )

@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import packed_definitions as define
@@ -106,6 +107,18 @@ def products(emulator: OnPtx) -> bool:
     return not done.any()
 
 
+def products_of_blocks(emulator: OnPtx) -> bool:
+    """Of several turns of each thread, more than one of which is on its way."""
+    columns, x = 256 * 20, inputs(2, 256 * 20)
+    blocks = placed(random_blocks(BY_NAME["Q4_K"], 40 * 20).reshape(40, -1))
+    blocks.reshape(-1, 144)[:, :4].view(np.float16)[...] = 0.01
+    out = room((2, 40), np.float16)
+    with patch.object(more_tasks, "splits_of", lambda *_: 1):
+        (task,) = more_tasks.gemv_q4_k(blocks, columns, x, out=out, room=lambda _: None)
+    emulator.run(task, out)  # which compares with the host
+    return True
+
+
 NO_BARRIER = (r"bar\.sync", 0, "")
 CASES = [
     ("dequantize_columns_4_f16", columns(72, 136, 8), NO_BARRIER),
@@ -135,6 +148,12 @@ CASES = [
     ("gemv_across_4", products, (r"atom\.\S+ (\S+), .*;", 0, r"mov.u32 \1, 0;")),
     ("gemv_across_4", products, (r"griddepcontrol\.wait;", None, "")),
     ("gemv_across_4", products, (r"(mma\S+ .*) \{(\S+), (\S+)\},", 0, r"\1 {\3, \2},")),
+    ("gemv_q4_k", products_of_blocks, (r"bar\.warp\.sync", 0, "")),
+    ("gemv_q4_k", products_of_blocks, (r"bar\.warp\.sync", 1, "")),
+    ("gemv_q4_k", products_of_blocks, (r"wait_group 1", 0, "wait_group 2")),
+    ("gemv_q4_k", products_of_blocks, (r"cp\.async\.commit_group", -1, "")),
+    ("gemv_q4_k", products_of_blocks, (r"cp\.async\.ca", 3, "")),
+    ("gemv_q4_k", products_of_blocks, (r"griddepcontrol\.wait;", None, "")),
 ]
 
 

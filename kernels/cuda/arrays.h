@@ -229,6 +229,11 @@ QT_HD Four read_shared(const Four *at)
     uint4 found = *(const uint4 *)at;
     return Four{{found.x, found.y, found.z, found.w}};
 }
+QT_HD Two read_shared(const Two *at)
+{
+    uint2 found = *(const uint2 *)at;
+    return Two{{found.x, found.y}};
+}
 #else
 template <class W> QT_HD W read_only(const W *at) { return *at; }
 template <class W> QT_HD W read_here(const W *at) { return *at; }

@@ -44,9 +44,11 @@ template <class LAYOUT> struct Gemv {
     struct Room {
         Shared<float, PARTS * ABREAST * VECTORS * STRIDE> sums;
         Shared<int32_t, 1> last; /* whether no other block of these rows is still at work */
+        typename LAYOUT::Ring ring;
 #if defined(QT_CHECKED)
         void clear()
         {
+            ring.clear();
             sums.clear();
             last.clear();
         }
@@ -70,8 +72,8 @@ template <class LAYOUT> struct Gemv {
         Sums acc[TILES][HELD] = {};
         QT_UNROLL
         for (int l = 0; l < HELD; l++)
-            lanes[l] = LAYOUT::lane_of(t, top, lane_at(thread, l));
-        LAYOUT::run(t, lanes, block.y * PARTS + part, (int32_t)t.splits * PARTS, acc);
+            lanes[l] = LAYOUT::lane_of(t, top, (thread & ~31) + lane_at(thread, l));
+        LAYOUT::run(t, lanes, block.y * PARTS + part, (int32_t)t.splits * PARTS, room.ring, acc);
         QT_UNROLL
         for (int l = 0; l < HELD; l++)
             QT_UNROLL
@@ -182,9 +184,11 @@ struct GemvSum {
 
 } // namespace qt
 
-#define QT_GEMV_KERNELS(X)                                   \
-    X(gemv_across_4, qt::Gemv<qt::GemvWords<true>>)          \
-    X(gemv_columns_4, qt::Gemv<qt::GemvWords<false>>)        \
-    X(gemv_q4_k, qt::Gemv<qt::GemvQ4K>) X(gemv_sum, qt::GemvSum)
+/* Threads of a block, warps of it that are next to each other, and blocks that an SM has registers for
+ * (before these, of Q4_K, turns of a ring): qtool/cuda/more_tasks.py has the same. */
+#define QT_GEMV_KERNELS(X)                                          \
+    X(gemv_across_4, qt::Gemv<qt::GemvWords<true, 256, 2, 2>>)      \
+    X(gemv_columns_4, qt::Gemv<qt::GemvWords<false, 256, 2, 2>>)    \
+    X(gemv_q4_k, qt::Gemv<qt::GemvQ4K<128, 1, 2, 4>>) X(gemv_sum, qt::GemvSum)
 
 #endif

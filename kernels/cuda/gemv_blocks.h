@@ -4,6 +4,7 @@
 
 #include "gemv_words.h"
 #include "gguf_k.h"
+#include "ring.h"
 
 namespace qt {
 
@@ -19,14 +20,15 @@ namespace qt {
  * inputs are the weights and a column of ones, that of the sub-block, the inputs: so lane 4 g + t gets
  * those of vector g and sub-blocks 2 t and 2 t + 1, as it has to have them for the next one. There each
  * is two halves: of 22 bits, or of what 2^-29 is the last place of. */
-struct GemvQ4K {
-    enum { RESIDENT = 3, BLOCK = 128, ROWS = 32, TILES = 2, ABREAST = 4 };
+template <int THREADS_, int ABREAST_, int DEPTH_, int RESIDENT_> struct GemvQ4K {
+    enum { RESIDENT = RESIDENT_, BLOCK = THREADS_, ABREAST = ABREAST_, DEPTH = DEPTH_ };
+    enum { ROWS = 32, TILES = 2 };
     enum { LOWERED = 22, SUMS_LOWERED = 6, REST_RAISED = 11 };
 
-    struct Read {
-        Two codes[2 * TILES][4];
-        Four head[2 * TILES];
-    };
+    /* What a lane asks for of a block of each of its rows: four runs of codes, eight bytes of each; and
+     * the head of one of the rows, which four lanes need. */
+    enum { HEAD = 2 * TILES * 4 * 2 };
+    typedef qt::Ring<4 * (HEAD + 4), BLOCK, DEPTH> Ring;
     static QT_MEMBER int32_t slot(uint32_t row) { return (int32_t)row; }
 
     /* Where a lane reads: its rows, in units of sixteen bytes, and its own columns. */
@@ -34,33 +36,37 @@ struct GemvQ4K {
     struct Lane {
         In<uint8_t> bytes;
         Late<uint16_t> inputs;
-        uint32_t row[2 * TILES];
+        uint32_t row[2 * TILES], head; /* the row whose head it asks for */
         int32_t lane;
+        uint32_t thread;
     };
-    static QT_MEMBER Lane lane_of(const Task &t, int32_t top, int32_t lane)
+    static QT_MEMBER Lane lane_of(const Task &t, int32_t top, int32_t thread)
     {
-        Lane found = {{t.codes, t.codes_bytes}, inputs_of(t, lane), {}, lane};
+        int32_t lane = thread & 31;
+        Lane found = {{t.codes, t.codes_bytes}, inputs_of(t, lane), {}, 0, lane, (uint32_t)thread};
+        const uint32_t pitch = (uint32_t)t.pitch / UNIT;
         /* Past the last row a lane does what the last one does, and is not looked at. */
         QT_UNROLL
-        for (int j = 0; j < 2 * TILES; j++) {
-            int32_t row = smaller(top + (lane >> 2) + 8 * j, (int32_t)t.rows - 1);
-            found.row[j] = (uint32_t)row * ((uint32_t)t.pitch / UNIT);
-        }
+        for (int j = 0; j < 2 * TILES; j++)
+            found.row[j] = (uint32_t)smaller(top + (lane >> 2) + 8 * j, (int32_t)t.rows - 1) * pitch;
+        found.head = (uint32_t)smaller(top + (lane >> 2) + 8 * (lane & 3), (int32_t)t.rows - 1) * pitch;
         return found;
     }
-    static QT_MEMBER Read read(const Lane &lane, int32_t i)
+    static QT_MEMBER void ask(const Lane &lane, int32_t i, uint32_t turn, Ring &ring)
     {
-        Read found;
+        const uint32_t from = (uint32_t)i * (q4_k::bytes / UNIT);
         QT_UNROLL
         for (int j = 0; j < 2 * TILES; j++) {
-            In<uint8_t> block = lane.bytes.from(lane.row[j] + (uint32_t)i * (q4_k::bytes / UNIT), UNIT);
-            found.head[j] = block.here<Four>(0);
-            In<uint8_t> codes = block.from(16 + 8 * (lane.lane & 3));
+            In<uint8_t> codes = lane.bytes.from(lane.row[j] + from, UNIT).from(16 + 8 * (lane.lane & 3));
             QT_UNROLL
             for (int r = 0; r < 4; r++)
-                found.codes[j][r] = codes.here<Two>(32 * r);
+                ring.template fill<Two>(turn, 2 * (4 * j + r), lane.thread, codes.from(32 * r));
         }
-        return found;
+        ring.template fill<Four>(turn, HEAD, lane.thread, lane.bytes.from(lane.head + from, UNIT));
+    }
+    static QT_MEMBER Four head_of(const Ring &ring, uint32_t turn, const Lane &lane, int j)
+    {
+        return ring.template get<Four>(turn, HEAD, (lane.thread & ~3u) + (uint32_t)j);
     }
 
     /* Scales of sub-blocks 4 a to 4 a + 3 as scale_minimum has them (gguf_k.h): pairs of halves, 4 sc of
@@ -80,9 +86,9 @@ struct GemvQ4K {
         return add_halves(byte_perm(bytes, 0x64646464, lane & 1 ? 0x4342 : 0x4140), 0xe400e400);
     }
     /* Of sub-block n, word m of its run: bytes 0 and 2 of it, then 1 and 3. */
-    static QT_MEMBER Weights weights(const Two *one, const Two *other, const uint32_t *scale, int n, int m)
+    static QT_MEMBER Weights weights(const Two &one, const Two &other, const uint32_t *scale, int n, int m)
     {
-        uint32_t first = one[n / 2].word[m], second = other[n / 2].word[m];
+        uint32_t first = one.word[m], second = other.word[m];
         const int place = 4 * (n & 1);
         return Weights{{mul_halves(two_nibbles(first, place), scale[0]),
                         mul_halves(two_nibbles(second, place), scale[1]),
@@ -106,8 +112,9 @@ struct GemvQ4K {
     }
 
     /* Products of sub-block n with inputs x, and the sums of those. */
-    static QT_MEMBER void part(const Lane *lanes, const Read *found, const uint32_t (*pairs)[2 * TILES][2],
-                               int n, const Four (*x)[8], Sums (*sums)[HELD], Sums *of_inputs)
+    static QT_MEMBER void part(const Lane *lanes, const Two (*codes)[2 * TILES],
+                               const uint32_t (*pairs)[2 * TILES][2], int n, const Four (*x)[8],
+                               Sums (*sums)[HELD], Sums *of_inputs)
     {
         QT_UNROLL
         for (int m = 0; m < 2; m++) {
@@ -126,27 +133,20 @@ struct GemvQ4K {
                 Weights w[HELD];
                 QT_UNROLL
                 for (int l = 0; l < HELD; l++) {
-                    const Two(*codes)[4] = found[l].codes + 2 * p;
                     const uint32_t(*own)[2] = pairs[l] + 2 * p;
                     const int half = n >> 1 & 1;
                     uint32_t scale[2] = {twice(own[0][n & 1], half), twice(own[1][n & 1], half)};
-                    w[l] = weights(codes[0], codes[1], scale, n, m);
+                    w[l] = weights(codes[l][2 * p], codes[l][2 * p + 1], scale, n, m);
                 }
                 multiply(w, inputs, sums[p]);
             }
         }
     }
-    static QT_MEMBER void block(const Lane *lanes, int32_t i, bool wait, Sums (*acc)[HELD])
+    static QT_MEMBER void block(const Lane *lanes, int32_t i, uint32_t turn, Ring &ring, Sums (*acc)[HELD])
     {
-        Read found[HELD];
         Sums sums[TILES][HELD] = {}, of_inputs[HELD] = {};
         uint32_t pairs[HELD][2 * TILES][2];
-        Four x[HELD][8];
-        QT_UNROLL
-        for (int l = 0; l < HELD; l++)
-            found[l] = read(lanes[l], i);
-        if (wait)
-            wait_for_kernels_before();
+        Four x[HELD][8], head[HELD][2 * TILES];
         QT_UNROLL
         for (int l = 0; l < HELD; l++) {
             Late<uint16_t> inputs = lanes[l].inputs.from((uint32_t)i, q4_k::weights);
@@ -155,14 +155,26 @@ struct GemvQ4K {
                 x[l][n] = inputs.wide<Four>(32 * n);
         }
         QT_UNROLL
+        for (int l = 0; l < HELD; l++)
+            ring.template wait<DEPTH - 1>(lanes[l].thread);
+        meet_warp();
+        QT_UNROLL
+        for (int l = 0; l < HELD; l++)
+            QT_UNROLL
+            for (int j = 0; j < 2 * TILES; j++)
+                head[l][j] = head_of(ring, turn, lanes[l], j);
+        QT_UNROLL
         for (int n = 0; n < 8; n++) {
-            if (n % 4 == 0)
+            Two codes[HELD][2 * TILES];
+            QT_UNROLL
+            for (int l = 0; l < HELD; l++)
                 QT_UNROLL
-                for (int l = 0; l < HELD; l++)
-                    QT_UNROLL
-                    for (int j = 0; j < 2 * TILES; j++)
-                        scales(found[l].head[j], n / 4, pairs[l][j]);
-            part(lanes, found, pairs, n, x, sums, of_inputs);
+                for (int j = 0; j < 2 * TILES; j++) {
+                    if (n % 4 == 0)
+                        scales(head[l][j], n / 4, pairs[l][j]);
+                    codes[l][j] = ring.template get<Two>(turn, 2 * (4 * j + n / 2), lanes[l].thread);
+                }
+            part(lanes, codes, pairs, n, x, sums, of_inputs);
         }
         Inputs halves[HELD];
         QT_UNROLL
@@ -176,13 +188,13 @@ struct GemvQ4K {
             for (int l = 0; l < HELD; l++)
                 QT_UNROLL
                 for (int j = 0; j < 2; j++) {
-                    w[l].at[j] = minima(found[l].head[2 * p + j], lanes[l].lane);
+                    w[l].at[j] = minima(head[l][2 * p + j], lanes[l].lane);
                     w[l].at[2 + j] = mul_halves(w[l].at[j], 0x10001000); /* 2^-REST_RAISED */
                 }
             multiply(w, halves, less);
             QT_UNROLL
             for (int l = 0; l < HELD; l++)
-                add_scaled(found[l].head + 2 * p, sums[p][l], less[l], &acc[p][l]);
+                add_scaled(head[l] + 2 * p, sums[p][l], less[l], &acc[p][l]);
         }
     }
     /* acc += 2^-LOWERED (d sums - dmin minima) of two rows, of which sums are 2^-LOWERED as large as they
@@ -199,15 +211,31 @@ struct GemvQ4K {
     }
     /* Waits for the kernels before, and adds products with every step-th block of columns, from `first`
      * on. */
-    static QT_MEMBER void run(const Task &t, const Lane *lanes, int32_t first, int32_t step,
+    static QT_MEMBER void run(const Task &t, const Lane *lanes, int32_t first, int32_t step, Ring &ring,
                               Sums (*acc)[HELD])
     {
-        int32_t count = (int32_t)t.cols / q4_k::weights;
-        if (first >= count)
-            return wait_for_kernels_before();
+        const int32_t count = (int32_t)t.cols / q4_k::weights;
+        QT_UNROLL
+        for (int turn = 0; turn < DEPTH; turn++)
+            ask_all(lanes, first + turn * step, count, turn, ring);
+        wait_for_kernels_before();
+        uint32_t turn = 0;
         QT_ROLLED
-        for (int32_t i = first; i < count; i += step)
-            block(lanes, i, i == first, acc);
+        for (int32_t i = first; i < count; i += step) {
+            block(lanes, i, turn, ring, acc);
+            meet_warp(); /* all have read the heads that are asked for again */
+            ask_all(lanes, i + DEPTH * step, count, turn, ring);
+            turn = turn + 1 == DEPTH ? 0 : turn + 1;
+        }
+    }
+    static QT_MEMBER void ask_all(const Lane *lanes, int32_t i, int32_t count, uint32_t turn, Ring &ring)
+    {
+        QT_UNROLL
+        for (int l = 0; l < HELD; l++) {
+            if (i < count)
+                ask(lanes[l], i, turn, ring);
+            ring.close(lanes[l].thread);
+        }
     }
 };
 

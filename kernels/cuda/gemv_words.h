@@ -31,8 +31,10 @@ QT_HD uint32_t two_nibbles(uint32_t word, int place) { return word & (0x000f000f
  * Weights are (q - zero) * 2^-10, made of two codes by one fused multiply-add of halves, exactly, and
  * products are summed by group. Left subnormal, and with the zero taken off the sum, a code would lose
  * its last bits beside large inputs: what is subnormal is aligned as if it were not. */
-template <bool AWQ> struct GemvWords {
-    enum { RESIDENT = 2, BLOCK = 256, ROWS = 64, TILES = 4, ABREAST = 2, LOWERED = 10 };
+template <bool AWQ, int THREADS_, int ABREAST_, int RESIDENT_> struct GemvWords {
+    enum { RESIDENT = RESIDENT_, BLOCK = THREADS_, ABREAST = ABREAST_ };
+    enum { ROWS = 64, TILES = 4, LOWERED = 10 };
+    typedef NoRoom Ring;
 
     /* All that a lane reads of a matrix in so many runs of 32 columns. */
     template <int RUNS> struct Read {
@@ -57,10 +59,10 @@ template <bool AWQ> struct GemvWords {
         Late<uint16_t> inputs;
         uint32_t shift[2]; /* to GPTQ's zeros in a word */
     };
-    static QT_MEMBER Lane lane_of(const Task &t, int32_t top, int32_t lane)
+    static QT_MEMBER Lane lane_of(const Task &t, int32_t top, int32_t thread)
     {
         /* Past the last row a lane does what the last one does, and is not looked at. */
-        int32_t g = lane >> 2, last = (int32_t)t.rows - (AWQ ? 8 : 4);
+        int32_t lane = thread & 31, g = lane >> 2, last = (int32_t)t.rows - (AWQ ? 8 : 4);
         int32_t low = smaller(top + (AWQ ? 8 : 4) * g, last), high = smaller(top + 32 + 4 * g, last);
         In<uint32_t> words(t.codes, t.codes_bytes), zeros(t.zero, t.zero_bytes);
         In<uint16_t> scales(t.scale, t.scale_bytes);
@@ -238,7 +240,7 @@ template <bool AWQ> struct GemvWords {
     }
     /* Waits for the kernels before, and adds products with every step-th run of columns, from `first`
      * on. */
-    static QT_MEMBER void run(const Task &t, const Lane *lanes, int32_t first, int32_t step,
+    static QT_MEMBER void run(const Task &t, const Lane *lanes, int32_t first, int32_t step, Ring &,
                               Sums (*acc)[HELD])
     {
         if (((int32_t)t.group_size & 127) == 0 && (int32_t)t.group_shift >= 0)

@@ -33,7 +33,7 @@ RUN = 32  # columns that groups are multiples of
 _Q4_K = BY_NAME["Q4_K"]
 # Rows of a block of threads, parts of it that each take runs of columns, its threads, and how many
 # such blocks the 132 SMs of an H200 hold at once: kernels/cuda/gemv.h.
-_BLOCKS = {"across": (128, 4, 256, 264), "columns": (128, 4, 256, 264), "q4_k": (128, 1, 128, 396)}
+_BLOCKS = {"across": (128, 4, 256, 264), "columns": (128, 4, 256, 264), "q4_k": (32, 4, 128, 528)}
 
 
 def pack(codes: Any, bits: int, layout: str, *, out: Any) -> Task:
@@ -55,10 +55,11 @@ def pack(codes: Any, bits: int, layout: str, *, out: Any) -> Task:
 @cache
 def splits_of(blocks: int, runs: int, parts: int, slots: int) -> int:
     """How many blocks share a row: with which those that `slots` hold at once have the fewest runs
-    to do one after the other, where what a block leaves the others counts as half a run."""
+    to do one after the other, where what it begins and ends with counts as half a run, and what a
+    block leaves the others as another half."""
 
     def halves(splits: int) -> int:
-        return ceil(blocks * splits, slots) * (2 * ceil(runs, parts * splits) + 1)
+        return ceil(blocks * splits, slots) * (2 * ceil(runs, parts * splits) + 1 + (splits > 1))
 
     return min(range(1, max(1, runs // parts) + 1), key=halves)
 

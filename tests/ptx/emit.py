@@ -173,7 +173,10 @@ class Writer:
         base, more = found[1], whole(found[2] or "0")
         if not base.startswith("%"):
             return self.constant(np.uint64(self.symbol(base) + more))
-        at = self.use(base, "u8")
+        if self.size(base) == 4:  # of shared memory
+            at = self.keep(f"{self.use(base, 'u4')}.astype(u8)")
+        else:
+            at = self.use(base, "u8")
         return self.keep(f"{at} + {self.constant(np.uint64(more % (1 << 64)))}") if more else at
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from ptx.parse import Instruction, Kernel
 
 _REGISTER = re.compile(r"%[\w$]+(?:\.[xyz])?")
-_WRITES_NOTHING = ("st", "bra", "bar", "ret", "griddepcontrol", "red")
+_WRITES_NOTHING = ("st", "bra", "bar", "ret", "griddepcontrol", "red", "cp")
 EXIT = -1
 
 
@@ -53,7 +53,7 @@ def _blocks(kernel: Kernel) -> list[Block]:
         blocks.append(Block())
 
     for ins in kernel.code:
-        base = ins.parts[0]
+        base = "go" if ins.name == "bar.warp.sync" else ins.parts[0]
         if ins.name.endswith(":"):
             if blocks[-1].code:
                 close()

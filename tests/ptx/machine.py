@@ -51,7 +51,9 @@ def _grains(kernel: Kernel) -> dict[str, int]:
 
     found = dict.fromkeys(("global", "shared", "local"), 16)
     for ins in kernel.code:
-        if ins.parts[0] in ("ld", "st", "atom") and "param" not in ins.parts:
+        if ins.parts[:2] == ("cp", "async") and len(ins.operands) > 1:
+            found["shared"] = min(found["shared"], int(ins.operands[2]))
+        elif ins.parts[0] in ("ld", "st", "atom") and "param" not in ins.parts:
             space = space_of(ins)
             if space == "global" and ins.parts[0] == "ld":
                 continue  # notes are of what is written
@@ -104,12 +106,7 @@ class Machine(Memory):
 
     def multiply(self, lanes: Any, a: list[Any], b: list[Any], c: list[Any]) -> list[Any]:
         """mma, by whole warps."""
-        if (
-            len(lanes) % 32
-            or (lanes.reshape(-1, 32) != lanes[::32, None] + np.arange(32)).any()
-            or (lanes[::32] % 32).any()
-        ):
-            raise Fault("mma.sync by a part of a warp, lane", int(lanes[0]), len(self.lanes))
+        self.whole_warps(lanes, "mma.sync")
         full = [[np.broadcast_to(x, lanes.shape) for x in own] for own in (a, b, c)]
         fraction, columns = self.core
         return tensor.multiply(*full, fraction, min(columns, 8 * len(b)))

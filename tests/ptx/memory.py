@@ -3,7 +3,8 @@
 global      inside of an array, at a multiple of its size; written once, by one thread, and
             never where a kernel says that it only reads; read by others only in order (Order)
 shared      the same of its own size; no two threads touch a grain in one phase, of which one
-            writes; nothing is read that no thread wrote
+            writes, unless their warp met between; nothing is read that no thread wrote, or that is
+            copied and was not waited for
 local       nothing is read that the thread did not write
 """
 
@@ -34,6 +35,59 @@ class Memory(Global):
         self.shared = Shadow(sizes["shared"], blocks, grains["shared"])
         self.local = Shadow(sizes["local"], len(self.lanes), grains["local"])
         self.meetings = Meetings(len(self.shared.filled))
+        self.turn = np.zeros(len(self.lanes), np.int32)  # how often a lane has met its warp
+        self.closed = np.zeros(len(self.lanes), np.int32)  # groups of copies
+        self.copies: list[tuple[Lanes, Any, Any, Any]] = []  # lanes, their groups, where to, what
+
+    def whole_warps(self, lanes: Lanes, what: str) -> None:
+        if (
+            len(lanes) % 32
+            or (lanes.reshape(-1, 32) != lanes[::32, None] + np.arange(32)).any()
+            or (lanes[::32] % 32).any()
+        ):
+            raise Fault(f"{what} by a part of a warp, lane", int(lanes[0]), len(self.lanes))
+
+    def meet_warps(self, lanes: Lanes) -> None:
+        self.whole_warps(lanes, "bar.warp.sync")
+        self.turn[lanes] += 1
+
+    # Asynchronous copies: until a thread waits for one, the place has nothing that may be read, and
+    # is being written.
+
+    def copy_async(self, lanes: Lanes, to: Any, at: Any, nbytes: int) -> None:
+        to, at = (np.broadcast_to(np.asarray(place), lanes.shape) for place in (to, at))
+        found = np.atleast_2d(self.load_global(lanes, at, 4, nbytes // 4, False))
+        self._touch(lanes, to, nbytes)
+        _, grains = self.shared.places(self.block[lanes], to, nbytes, "copy outside of shared")
+        self.shared.filled[grains] = False
+        self.copies.append((lanes, self.closed[lanes], to, found))
+
+    def close_copies(self, lanes: Lanes) -> None:
+        self.closed[lanes] += 1
+
+    def wait_for_copies(self, lanes: Lanes, left: int) -> None:
+        """For all groups of a thread but so many."""
+        waits = np.zeros(len(self.lanes), bool)
+        waits[lanes] = True
+        copies, self.copies = self.copies, []
+        for who, group, to, found in copies:
+            come = waits[who] & (group < self.closed[who] - left)
+            if come.any():
+                self.store_shared(who[come], to[come], 4, list(found[:, come]))
+            if not come.all():
+                rest = ~come
+                self.copies.append((who[rest], group[rest], to[rest], found[:, rest]))
+
+    def _touch(self, lanes: Lanes, at: Any, nbytes: int) -> Any:
+        """Notes a write to shared memory; the runs of so many bytes, and their grains."""
+        block = self.block[lanes]
+        place, grains = self.shared.places(block, at, nbytes, "write outside of shared")
+        shape = (-1,) + (1,) * (grains.ndim - 1)
+        who, phase, turn = (x.reshape(shape) for x in (lanes, self.phase[block], self.turn[lanes]))
+        if not self.meetings.write(grains, who, phase, turn):
+            raise Fault("race: shared memory is written while another thread uses it, byte",
+                        int(at.max()), self.shared.size)  # fmt: skip
+        return place, grains
 
     def load_shared(self, lanes: Lanes, at: Any, size: int, count: int) -> Any:
         block = self.block[lanes]
@@ -42,20 +96,15 @@ class Memory(Global):
             raise Fault("read of shared memory that no thread wrote, byte",
                         int(at.max()), self.shared.size)  # fmt: skip
         shape = (-1,) + (1,) * (grains.ndim - 1)
-        if not self.meetings.read(grains, lanes.reshape(shape), self.phase[block].reshape(shape)):
+        who, phase, turn = (x.reshape(shape) for x in (lanes, self.phase[block], self.turn[lanes]))
+        if not self.meetings.read(grains, who, phase, turn):
             raise Fault("race: shared memory is read while another thread writes it, byte",
                         int(at.max()), self.shared.size)  # fmt: skip
         found = self.shared.views[size, count][place]
         return found[:, 0] if count == 1 else found.T
 
     def store_shared(self, lanes: Lanes, at: Any, size: int, values: list[Any]) -> None:
-        block = self.block[lanes]
-        nbytes = size * len(values)
-        place, grains = self.shared.places(block, at, nbytes, "write outside of shared")
-        shape = (-1,) + (1,) * (grains.ndim - 1)
-        if not self.meetings.write(grains, lanes.reshape(shape), self.phase[block].reshape(shape)):
-            raise Fault("race: shared memory is written while another thread uses it, byte",
-                        int(at.max()), self.shared.size)  # fmt: skip
+        place, grains = self._touch(lanes, at, size * len(values))
         self.shared.filled[grains] = True
         for k, value in enumerate(values):
             self.shared.views[size, len(values)][place, k] = value

@@ -1,4 +1,4 @@
-"""Loads, stores, atomics, and what waits. The machine checks each access (memory.py)."""
+"""Loads, stores, copies, atomics, and what waits. The machine checks each access (memory.py)."""
 
 from ptx.emit import Writer, bits_of, form_of, rule, size_of, strict
 from ptx.parse import Instruction, split
@@ -56,3 +56,25 @@ def _wait(w: Writer, ins: Instruction) -> None:
     strict(ins, "wait", "launch_dependents")
     if "wait" in ins.parts:
         w.line("m.wait(lanes)")
+
+
+@rule("bar")
+def _meet(w: Writer, ins: Instruction) -> None:
+    if ins.name != "bar.warp.sync" or ins.operands[0] not in ("-1", "0xffffffff", "4294967295"):
+        raise NotImplementedError(f"{ins.name} {', '.join(ins.operands)}")
+    w.line("m.meet_warps(lanes)")
+
+
+@rule("cp")
+def _copy(w: Writer, ins: Instruction) -> None:
+    strict(ins, "async", "ca", "cg", "shared", "global", "commit_group", "wait_group")
+    if "commit_group" in ins.parts:
+        w.line("m.close_copies(lanes)")
+    elif "wait_group" in ins.parts:
+        w.line(f"m.wait_for_copies(lanes, {int(ins.operands[0])})")
+    else:
+        to, at = (w.address(operand) for operand in ins.operands[:2])
+        nbytes = int(ins.operands[2])
+        if nbytes not in ((16,) if "cg" in ins.parts else (4, 8, 16)):
+            raise NotImplementedError(f"{ins.name} {', '.join(ins.operands)}")
+        w.line(f"m.copy_async(lanes, {to}, {at}, {nbytes})")

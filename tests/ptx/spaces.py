@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-NOBODY, SEVERAL = -1, -2
+NOBODY, SEVERAL, OF_WARP = -1, -2, -3  # several of warp n are OF_WARP - n
 Lanes = NDArray[np.int64]
 HIGHEST, EVERY = np.maximum.reduce, np.logical_and.reduce  # without the way that methods go
 STEPS = np.arange(32)
@@ -72,27 +72,47 @@ class Shadow:
 
 
 class Meetings:
-    """Who touched shared memory, and in which phase."""
+    """Who touched shared memory, in which phase of its block, and in which of its warp: lanes that
+    met their warp come after all that the warp did before."""
 
     def __init__(self, grains: int) -> None:
         self.writer = np.full(grains, NOBODY, np.int64)
         self.reader = np.full(grains, NOBODY, np.int64)
         self.write_phase = np.full(grains, -1, np.int32)
         self.read_phase = np.full(grains, -1, np.int32)
+        self.write_turn = np.zeros(grains, np.int32)
+        self.read_turn = np.zeros(grains, np.int32)
 
-    def read(self, grains: Any, lanes: Any, phase: Any) -> bool:
+    @staticmethod
+    def _warp(who: Any) -> Any:
+        """Of a lane, or of several of one warp; nobody's and that of several ones are their own."""
+        return np.where(who >= 0, who // 32, np.where(who <= OF_WARP, OF_WARP - who, who))
+
+    def read(self, grains: Any, lanes: Any, phase: Any, turn: Any) -> bool:
         """Notes it; whether that is allowed."""
-        wrote = (self.write_phase[grains] == phase) & (self.writer[grains] != lanes)
-        again = (self.read_phase[grains] == phase) & (self.reader[grains] != lanes)
-        self.reader[grains] = np.where(again, SEVERAL, lanes)
+        writer = self.writer[grains]
+        before = (self._warp(writer) == lanes // 32) & (self.write_turn[grains] < turn)
+        wrote = (self.write_phase[grains] == phase) & (writer != lanes) & ~before
+        old, several = self.reader[grains], OF_WARP - lanes // 32
+        again = (self.read_phase[grains] == phase) & (old != lanes)
+        together = np.where(self._warp(old) == lanes // 32, several, SEVERAL)
+        self.reader[grains] = np.where(again, together, lanes)
         # Of two lanes of one access, the last is noted: then there are several.
-        self.reader[grains] = np.where(self.reader[grains] != lanes, SEVERAL, self.reader[grains])
+        last = self.reader[grains]
+        mixed = (last != lanes) & ~again
+        together = np.where(self._warp(last) == lanes // 32, several, SEVERAL)
+        self.reader[grains] = np.where(mixed, together, last)
         self.read_phase[grains] = phase
+        self.read_turn[grains] = turn
         return not wrote.any()
 
-    def write(self, grains: Any, lanes: Any, phase: Any) -> bool:
-        wrote = (self.write_phase[grains] == phase) & (self.writer[grains] != lanes)
-        read = (self.read_phase[grains] == phase) & (self.reader[grains] != lanes)
+    def write(self, grains: Any, lanes: Any, phase: Any, turn: Any) -> bool:
+        writer, reader = self.writer[grains], self.reader[grains]
+        wrote = (self.write_phase[grains] == phase) & (writer != lanes)
+        wrote &= ~((self._warp(writer) == lanes // 32) & (self.write_turn[grains] < turn))
+        read = (self.read_phase[grains] == phase) & (reader != lanes)
+        read &= ~((self._warp(reader) == lanes // 32) & (self.read_turn[grains] < turn))
         self.writer[grains] = lanes
         self.write_phase[grains] = phase
+        self.write_turn[grains] = turn
         return not (wrote.any() or read.any() or (self.writer[grains] != lanes).any())
