@@ -168,7 +168,7 @@ def test_all_of_it(
     logs: list[str] = []
 
     def run(command: list[str], seconds: float, log: Path, more: object) -> tuple[bool, str]:
-        assert 0 < seconds <= 150 and set(command) & {"pytest", "qtool", check.__file__}  # type: ignore[attr-defined]
+        assert 0 < seconds <= 300 and set(command) & {"pytest", "qtool", check.__file__}  # type: ignore[attr-defined]
         logs.append(log.name)
         line = '{"kernel": "gemv x", "gb_per_s": 2, "copy_gb_per_s": 4, "fraction": 0.5}'
         return "memcheck" not in log.name, line if "times" in log.name else "42 passed"

@@ -228,7 +228,6 @@ def main() -> None:
     if results:
         rows[-1] = (*rows[-1][:2], f"{rows[-1][2].split('  ')[0]}  {len(results)} kernels")
     (KEPT / "times.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    check("recipes' bytes, or as good", [*pytest, *many, *RECIPES], 150, ONE_THREAD)
     check("eval and generate as on the CPU", [*pytest, *many, *RUNS], 100, ONE_THREAD)
     with tempfile.TemporaryDirectory() as out:
         command = [sys.executable, "-m", "qtool", "quantize", "tiny", "--recipe", "w4g128-awq-gptq"]
@@ -246,6 +245,7 @@ def main() -> None:
             continue
         line = [sanitizer, "--tool", tool, *SANITIZER, *more]
         check(name, [*line, *pytest, *FEW], 120, ALONE | ONE_THREAD)
+    check("recipes' bytes, or as good", [*pytest, *many, *RECIPES], 300, ONE_THREAD)
     print()
     for result in results:
         print(line_of(result))
