@@ -6,10 +6,13 @@ cuda-core asks the driver which PTX it could load, and here is none: NVRTC is ca
 import os
 import tempfile
 from functools import lru_cache
+from unittest.mock import patch
 
 from ptx.machine import Compiled, compiled
 from ptx.parse import Module, parse
 from qtool.cuda import compiling
+
+_CORE = compiling.core  # tests may have put another one there
 
 
 def _checked(found: tuple[object, ...]) -> tuple[object, ...]:
@@ -20,7 +23,8 @@ def _checked(found: tuple[object, ...]) -> tuple[object, ...]:
 
 
 def compile_ptx(unit: str, source: str, arch: str) -> str:
-    options = compiling.program_options(unit, arch).as_bytes("nvrtc", "ptx")
+    with patch.object(compiling, "core", _CORE):
+        options = compiling.program_options(unit, arch).as_bytes("nvrtc", "ptx")
     from cuda.bindings import nvrtc
 
     (program,) = _checked(
