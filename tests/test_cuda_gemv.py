@@ -271,3 +271,19 @@ def test_refusals() -> None:
     with pytest.raises(ValueError, match="group_size is 16, expected -1 or a multiple of 32"):
         options: dict[str, Any] = {"version": 2, "out": room((1, 8), np.float16), "room": room}
         more_tasks.gemv_gptq(*tensors, 16, inputs(1, 64), **options)
+
+
+@pytest.mark.parametrize(
+    ("shape", "words", "blocks"),
+    [
+        ((4096, 4096), 8, 4), ((1024, 4096), 8, 4), ((6144, 4096), 5, 2), ((28672, 4096), 1, 1),
+        ((4096, 14336), 8, 4), ((8192, 8192), 4, 2), ((1024, 8192), 16, 8), ((28672, 8192), 1, 1),
+        ((57344, 8192), 1, 1), ((8192, 28672), 4, 2), ((8, 128), 1, 1),
+    ],
+)  # fmt: skip
+def test_blocks_that_share_rows(shape: tuple[int, int], words: int, blocks: int) -> None:
+    """As many as are fastest on an H100, or nearly (see `splits_of`)."""
+    for layout, columns, wanted in (("columns", 128, words), ("q4_k", 256, blocks)):
+        rows, parts, _, slots = more_tasks._BLOCKS[layout]
+        runs = -(-shape[1] // columns)
+        assert more_tasks.splits_of(-(-shape[0] // rows), runs, parts, slots) == wanted

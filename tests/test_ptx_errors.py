@@ -156,8 +156,27 @@ COPY = """
     ld.shared.u32 %r4, [%rd5];
     bar.warp.sync -1;
     cp.async.ca.shared.global [%r1], [%rd11], 4;
+    cp.async.wait_all_of_them;
     st.global.u32 [%rd10], %r4;
-"""
+""".replace("wait_all_of_them", "commit_group; cp.async.wait_group 0")
+
+
+def test_several_readers() -> None:
+    """Of one word: whichever lane writes it then has to meet the others, of other warps, too."""
+    read = "mov.u64 %rd2, room; setp.eq.s32 %p1, %r70, 5; @%p1 st.shared.u32 [%rd2], %r70; "
+    read += "bar.sync 0; ld.shared.u32 %r4, [%rd2]; st.global.u32 [%rd10], %r4; "
+    write = "setp.eq.s32 %p1, %r70, {}; @%p1 st.shared.u32 [%rd2], %r70;"
+    race = "race: shared memory is written"
+    for lane in (0, 17, 31):
+        out = np.zeros(32, np.uint32)
+        assert race in str(launch(read + write.format(lane), 32, out=out))
+        met = read + "bar.warp.sync -1; " + write.format(lane)
+        assert launch(met, 32, out=np.zeros(32, np.uint32)) is None
+    for lane in (0, 31, 32, 63):
+        met = read + "bar.warp.sync -1; " + write.format(lane)
+        assert race in str(launch(met, 64, out=np.zeros(64, np.uint32)))
+        met = read + "bar.sync 0; " + write.format(lane)
+        assert launch(met, 64, out=np.zeros(64, np.uint32)) is None
 
 
 def test_copies_are_waited_for() -> None:
@@ -184,6 +203,16 @@ def test_copies_are_waited_for() -> None:
     assert "outside of the array more" in str(said(COPY.replace("+128]", "+4096]").replace(
         "[%r1+4096]", "[%r1]")))  # fmt: skip
     assert "outside of shared" in str(said(COPY.replace("[%r1+128]", "[%r1+1024]")))
+    # While one is under way, nobody writes its place, by another copy either; all come in time.
+    race = "race: shared memory is written"
+    assert race in str(said(COPY.replace("+128]", "+0]")))
+    stored = "cp.async.commit_group; st.shared.u32 [%rd3], %r70;"
+    assert race in str(said(COPY.replace("cp.async.commit_group;", stored, 1)))
+    late = COPY.replace("cp.async.wait_group 1;", "bar.warp.sync -1; st.shared.u32 [%rd3], %r70;")
+    assert race in str(said(late))
+    assert "ends before its copies have come" in str(
+        said(COPY.replace("wait_group 0", "wait_group 1"))
+    )
     # Two warps do not meet each other.
     other = COPY.split("bar.warp.sync -1;\n    cp")[0].replace("%r70, 31", "%r70, 63")
     other = other.replace("+128]", "+256]")

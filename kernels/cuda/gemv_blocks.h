@@ -20,13 +20,14 @@ namespace qt {
  * inputs are the weights and a column of ones, that of the sub-block, the inputs: so lane 4 g + t gets
  * those of vector g and sub-blocks 2 t and 2 t + 1, as it has to have them for the next one. There each
  * is two halves: of 22 bits, or of what 2^-29 is the last place of. */
-template <int THREADS_, int ABREAST_, int DEPTH_, int RESIDENT_> struct GemvQ4K {
-    enum { RESIDENT = RESIDENT_, BLOCK = THREADS_, ABREAST = ABREAST_, DEPTH = DEPTH_ };
+template <int OF_BLOCK, int NEXT, int TURNS, int OF_SM> struct GemvQ4K {
+    enum { BLOCK = OF_BLOCK, ABREAST = NEXT, DEPTH = ROOMY ? TURNS : 1, RESIDENT = OF_SM };
     enum { ROWS = 32, TILES = 2 };
     enum { LOWERED = 22, SUMS_LOWERED = 6, REST_RAISED = 11 };
 
     /* What a lane asks for of a block of each of its rows: four runs of codes, eight bytes of each; and
-     * the head of one of the rows, which four lanes need. */
+     * the head of one of the rows, which four lanes need. With two turns the next blocks of its rows
+     * are on their way while it computes. */
     enum { HEAD = 2 * TILES * 4 * 2 };
     typedef qt::Ring<4 * (HEAD + 4), BLOCK, DEPTH> Ring;
     static QT_MEMBER int32_t slot(uint32_t row) { return (int32_t)row; }

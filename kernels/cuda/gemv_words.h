@@ -31,8 +31,8 @@ QT_HD uint32_t two_nibbles(uint32_t word, int place) { return word & (0x000f000f
  * Weights are (q - zero) * 2^-10, made of two codes by one fused multiply-add of halves, exactly, and
  * products are summed by group. Left subnormal, and with the zero taken off the sum, a code would lose
  * its last bits beside large inputs: what is subnormal is aligned as if it were not. */
-template <bool AWQ, int THREADS_, int ABREAST_, int RESIDENT_> struct GemvWords {
-    enum { RESIDENT = RESIDENT_, BLOCK = THREADS_, ABREAST = ABREAST_ };
+template <bool AWQ, int OF_BLOCK, int NEXT, int OF_SM> struct GemvWords {
+    enum { BLOCK = OF_BLOCK, ABREAST = NEXT, RESIDENT = OF_SM };
     enum { ROWS = 64, TILES = 4, LOWERED = 10 };
     typedef NoRoom Ring;
 

@@ -1,11 +1,14 @@
-/* Memory that is asked for long before it is used, by asynchronous copies to shared memory (from sm_80
- * on): registers for it are not needed meanwhile, so that a block may ask for more, and a block of the
- * next kernel finds room beside it.
+/* Memory that is asked for before it is used, by asynchronous copies to shared memory (from sm_80 on):
+ * meanwhile it takes no registers, and where a grid leaves room on an SM, a block of the next kernel
+ * finds room for its own.
  *
  * Every thread has places of its own for so many bytes, DEPTH times. It fills the places of a turn,
  * closes the turn (`close`, also where there was nothing to fill), and reads them when all but so many
  * of the turns that it closed after it have come (`wait`): itself, or, after `meet_warp`, other lanes of
- * its warp. Before a turn's places are filled again, all who read them have to be done. */
+ * its warp. Before a turn's places are filled again, all who read them have to be done, and have met.
+ *
+ * The host checks bounds, and that a place was filled and waited for by its thread. Who meets whom, and
+ * that warps have places of their own, shows where PTX runs (tests/ptx). */
 #ifndef QTOOL_CUDA_RING_H
 #define QTOOL_CUDA_RING_H
 
@@ -40,6 +43,13 @@ template <int BYTES> QT_HD void copy_async(void *to, const void *from)
         *(uint32_t *)to = read_here((const uint32_t *)from);
 #endif
 }
+#endif
+
+/* Whether an SM has room for several blocks with two turns of a ring: 164 KB of shared memory and more. */
+#if defined(QT_ON_DEVICE) && !(__CUDA_ARCH__ == 800 || (__CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200))
+enum { ROOMY = 0 };
+#else
+enum { ROOMY = 1 };
 #endif
 
 /* Places of BYTES for each of THREADS threads, DEPTH times; those of 4, 8 or 16 bytes at a multiple of

@@ -72,7 +72,9 @@ def unit_of(kernel: str) -> tuple[str, str]:
     raise ValueError(f"no kernel is called {kernel!r}")
 
 
-_IMPORTING = Lock()  # of threads that import it at once, one may find it without its parts
+# While one thread imports a.b, another's `import a.b` may return before `a` has it. What else is
+# imported of these packages comes after core().
+_IMPORTING = Lock()
 
 
 def core() -> Any:

@@ -160,7 +160,8 @@ def tried(
 ) -> Iterator[tuple[Kernel, int, float, int]]:
     """Kernel, splits, seconds and bytes, of every number of splits of every kernel."""
     all_ = [matrix(kernels[0].kind, *shape, batch)]
-    all_ += [matrix(kernels[0].kind, *shape, batch) for _ in range(IN_TURN // all_[0].nbytes)]
+    more = max(3, IN_TURN // all_[0].nbytes)
+    all_ += [matrix(kernels[0].kind, *shape, batch) for _ in range(more)]
     first = None
     for kernel in kernels:
         for splits in candidates(kernel, *shape):
@@ -170,6 +171,7 @@ def tried(
                 patch.object(more_tasks, "splits_of", lambda *_, n=splits: n),
                 patch.object(running, "_kernel", lambda *_, own=loaded[kernel]: own),
             ):
+                all_[0].out.fill_(math.nan)  # what a kernel leaves out shows
                 took = seconds([one.task(room) for one in all_])
             found = all_[0].out.double()
             first = found if first is None else first
@@ -180,6 +182,8 @@ def tried(
 
 def main() -> None:
     kinds = sys.argv[1:] or list(NAMES)
+    if not {*kinds} <= {*NAMES}:
+        sys.exit(f"{' '.join(kinds)}: expected some of {', '.join(NAMES)}")
     running.require()
     kernels = [Kernel(k, numbers) for k in kinds for numbers in (BLOCKS if k == "q4_k" else WORDS)]
     arch = "sm_{}{}".format(*torch.cuda.get_device_capability())

@@ -163,6 +163,7 @@ class Machine(Memory):
                 what = "a thread does not wait for the kernels before, number"
                 raise Fault(what, lane, self.threads)
             if block.end == "ret":
+                self.end(lanes)
                 continue
             if block.end == "if":
                 yes = ~guard if block.negated else guard

@@ -38,6 +38,9 @@ class Memory(Global):
         self.turn = np.zeros(len(self.lanes), np.int32)  # how often a lane has met its warp
         self.closed = np.zeros(len(self.lanes), np.int32)  # groups of copies
         self.copies: list[tuple[Lanes, Any, Any, Any]] = []  # lanes, their groups, where to, what
+        self.coming = np.zeros(
+            len(self.shared.filled), bool
+        )  # grains of which copies are under way
 
     def whole_warps(self, lanes: Lanes, what: str) -> None:
         if (
@@ -48,6 +51,7 @@ class Memory(Global):
             raise Fault(f"{what} by a part of a warp, lane", int(lanes[0]), len(self.lanes))
 
     def meet_warps(self, lanes: Lanes) -> None:
+        """At one instruction: that parts of a warp may come there by several is not known here."""
         self.whole_warps(lanes, "bar.warp.sync")
         self.turn[lanes] += 1
 
@@ -57,9 +61,9 @@ class Memory(Global):
     def copy_async(self, lanes: Lanes, to: Any, at: Any, nbytes: int) -> None:
         to, at = (np.broadcast_to(np.asarray(place), lanes.shape) for place in (to, at))
         found = np.atleast_2d(self.load_global(lanes, at, 4, nbytes // 4, False))
-        self._touch(lanes, to, nbytes)
-        _, grains = self.shared.places(self.block[lanes], to, nbytes, "copy outside of shared")
+        _, grains = self._touch(lanes, to, nbytes)
         self.shared.filled[grains] = False
+        self.coming[grains] = True
         self.copies.append((lanes, self.closed[lanes], to, found))
 
     def close_copies(self, lanes: Lanes) -> None:
@@ -73,10 +77,20 @@ class Memory(Global):
         for who, group, to, found in copies:
             come = waits[who] & (group < self.closed[who] - left)
             if come.any():
-                self.store_shared(who[come], to[come], 4, list(found[:, come]))
+                own = who[come]
+                grains = self.shared.places(self.block[own], to[come], 4 * len(found), "copy to")[1]
+                self.coming[grains] = False
+                self.store_shared(own, to[come], 4, list(found[:, come]))
             if not come.all():
                 rest = ~come
                 self.copies.append((who[rest], group[rest], to[rest], found[:, rest]))
+
+    def end(self, lanes: Lanes) -> None:
+        """Of threads, none of whose copies may be under way."""
+        for who, *_ in self.copies:
+            if (left := np.isin(who, lanes)).any():
+                raise Fault("a thread ends before its copies have come, number",
+                            int(who[left][0]) % self.threads, self.threads)  # fmt: skip
 
     def _touch(self, lanes: Lanes, at: Any, nbytes: int) -> Any:
         """Notes a write to shared memory; the runs of so many bytes, and their grains."""
@@ -84,9 +98,9 @@ class Memory(Global):
         place, grains = self.shared.places(block, at, nbytes, "write outside of shared")
         shape = (-1,) + (1,) * (grains.ndim - 1)
         who, phase, turn = (x.reshape(shape) for x in (lanes, self.phase[block], self.turn[lanes]))
-        if not self.meetings.write(grains, who, phase, turn):
-            raise Fault("race: shared memory is written while another thread uses it, byte",
-                        int(at.max()), self.shared.size)  # fmt: skip
+        if self.coming[grains].any() or not self.meetings.write(grains, who, phase, turn):
+            raise Fault("race: shared memory is written while another thread uses it, or a copy is "
+                        "under way, byte", int(at.max()), self.shared.size)  # fmt: skip
         return place, grains
 
     def load_shared(self, lanes: Lanes, at: Any, size: int, count: int) -> Any:

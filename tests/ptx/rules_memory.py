@@ -73,6 +73,8 @@ def _copy(w: Writer, ins: Instruction) -> None:
     elif "wait_group" in ins.parts:
         w.line(f"m.wait_for_copies(lanes, {int(ins.operands[0])})")
     else:
+        if len(ins.operands) != 3:  # a fourth would tell how much of it is zeros
+            raise NotImplementedError(f"{ins.name} {', '.join(ins.operands)}")
         to, at = (w.address(operand) for operand in ins.operands[:2])
         nbytes = int(ins.operands[2])
         if nbytes not in ((16,) if "cg" in ins.parts else (4, 8, 16)):

@@ -73,7 +73,8 @@ class Shadow:
 
 class Meetings:
     """Who touched shared memory, in which phase of its block, and in which of its warp: lanes that
-    met their warp come after all that the warp did before."""
+    met their warp come after all that the warp did before. Of readers in several phases of a warp
+    the last phase counts."""
 
     def __init__(self, grains: int) -> None:
         self.writer = np.full(grains, NOBODY, np.int64)
@@ -93,18 +94,25 @@ class Meetings:
         writer = self.writer[grains]
         before = (self._warp(writer) == lanes // 32) & (self.write_turn[grains] < turn)
         wrote = (self.write_phase[grains] == phase) & (writer != lanes) & ~before
-        old, several = self.reader[grains], OF_WARP - lanes // 32
+        old = self.reader[grains]
         again = (self.read_phase[grains] == phase) & (old != lanes)
-        together = np.where(self._warp(old) == lanes // 32, several, SEVERAL)
-        self.reader[grains] = np.where(again, together, lanes)
-        # Of two lanes of one access, the last is noted: then there are several.
+        who = np.where(again, self._together(old, lanes), lanes)
+        self.reader[grains] = who
+        # Of several lanes of one access the last is noted: the others make it several.
         last = self.reader[grains]
-        mixed = (last != lanes) & ~again
-        together = np.where(self._warp(last) == lanes // 32, several, SEVERAL)
-        self.reader[grains] = np.where(mixed, together, last)
+        if (lost := last != who).any():
+            both = self._together(last, lanes)
+            for mixed in (lost & (both != SEVERAL), lost & (both == SEVERAL)):
+                self.reader[grains[mixed]] = both[mixed]
         self.read_phase[grains] = phase
         self.read_turn[grains] = turn
         return not wrote.any()
+
+    @classmethod
+    def _together(cls, who: Any, lanes: Any) -> Any:
+        """What `who` and a lane are together."""
+        own = lanes // 32
+        return np.where(cls._warp(who) == own, OF_WARP - own, SEVERAL)
 
     def write(self, grains: Any, lanes: Any, phase: Any, turn: Any) -> bool:
         writer, reader = self.writer[grains], self.reader[grains]
