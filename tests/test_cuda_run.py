@@ -291,8 +291,8 @@ def test_what_gptq_goes_by_is_measured_there(
 
     With slopes a code that differs moves all rows after it, so that single matrices of the first
     block keep fewer of their codes. 5 of 7 stayed on an H100; on the CPU, where what is factored is
-    moved by 3e-7 of itself, 4 to 6 in four trials, and no matrix of both blocks kept less than 0.83.
-    Where one of the two leaves slopes out, none stays."""
+    moved by 3e-7 of itself, 4 to 6 in four trials, and no matrix of both blocks kept less than
+    0.83. Where one of the two leaves slopes out, none stays."""
     source, found = blocks(models, 2), []
     for name, where in (("here", None), ("there", device)):
         out = made("w4g128-gptq", tmp_path / name, where, how, "gptq.mse=false", source=source)

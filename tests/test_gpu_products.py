@@ -1,4 +1,4 @@
-"""tests/gpu/products.py without a GPU: what it would time, and that its first kernels are qtool's."""
+"""tests/gpu/products.py without a GPU: what it would time; its first kernels are qtool's."""
 
 import importlib.util
 import json
