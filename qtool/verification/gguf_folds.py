@@ -18,7 +18,7 @@ import numpy as np
 
 from qtool.gguf.hf_tensor import floats_of
 from qtool.gguf.source import GgufSource, SourceTensor
-from qtool.gguf_types import F32
+from qtool.gguf_types import BY_NAME, F32, FLOATS
 from qtool.verification.finding import Finding
 from qtool.verification.pairs import MATCH
 from qtool.verification.scaling import Floats, least_squares, norm, uneven
@@ -59,13 +59,15 @@ def with_scales(
     numbers are computed, and no copies."""
     if source is None or source.architecture != file.architecture:
         return source, [], frozenset()
-    new = {tensor.name: tensor for tensor in file.tensors}
+    new = {t.name: t for t in file.tensors if _has_weights(t)}
     old = {t.name: t for t in source.tensors if t.name in new and new[t.name].shape == t.shape}
-    ratios = _changed_norms(new, old)
-    if not ratios:
-        return source, [], frozenset()
-    found, norms = _readers(new, old, ratios)
-    found = _pairs(new, old, found, _heads(file))
+    old = {name: tensor for name, tensor in old.items() if _has_weights(tensor)}
+    with np.errstate(all="ignore"):  # what is not finite is told of elsewhere
+        ratios = _changed_norms(new, old)
+        if not ratios:
+            return source, [], frozenset()
+        found, norms = _readers(new, old, ratios)
+        found = _pairs(new, old, found, _heads(file))
     if not found:
         return source, [], frozenset()
     views = {name: _view(old[name], scales) for name, scales in found.items()}
@@ -77,6 +79,10 @@ def with_scales(
     )
     note = Finding("note", SCALES, "", said)
     return replace(source, tensors=tensors), [note], frozenset(found)
+
+
+def _has_weights(tensor: SourceTensor) -> bool:
+    return tensor.type in FLOATS or tensor.type.name in BY_NAME
 
 
 def _view(tensor: SourceTensor, scales: Scales) -> SourceTensor:
@@ -99,8 +105,7 @@ def _changed_norms(new: Tensors, old: Tensors) -> dict[str, Floats]:
         if len(tensor.shape) != 1 or not name.endswith("norm.weight"):
             continue
         there, here = (floats_of(one, 0, one.rows).reshape(-1) for one in (tensor, new[name]))
-        with np.errstate(divide="ignore", invalid="ignore"):
-            ratio = there / here
+        ratio = there / here
         if not (np.isfinite(ratio) & (ratio > 0)).all() or uneven(ratio) <= MATCH:
             continue
         found[name] = ratio
