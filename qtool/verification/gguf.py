@@ -13,7 +13,6 @@ from qtool.padding import asked_in, not_compared, padded, padded_as
 from qtool.runs import embedded
 from qtool.runs.progress import Progress
 from qtool.verification import (
-    gguf_folds,
     gguf_header,
     gguf_scales,
     gguf_settings,
@@ -69,11 +68,7 @@ def verify_gguf(
             numbers, source = gguf_scales.multiplied(file, source)
         except QtoolError as problem:
             findings.append(Finding("error", "values", "", str(problem)))
-        computed: frozenset[str] = frozenset()
-        if SCALES_KEY not in file.metadata:
-            source, said, computed = gguf_folds.with_scales(numbers, source)
-            findings += said
-        sums = gguf_values.add_up(numbers, source, threads, steps, computed)
+        sums = gguf_values.add_up(numbers, source, threads, steps)
         findings += gguf_values.check_values(sums)
         layers: list[LayerError] = []
         if source is not None:

@@ -80,10 +80,8 @@ def add_up(
     source: GgufSource | None,
     threads: int,
     steps: Callable[[int], Iterable[int]],
-    computed: Collection[str] = (),
 ) -> Sums:
-    """Read every tensor once, and the source's of the same name and shape beside it; computed:
-    names of those whose numbers in the source are no copies."""
+    """Read every tensor once, and the source's of the same name and shape beside it."""
     tensors = [t for t in file.tensors if t.type in FLOATS or t.type.name in BY_NAME]
     planned = [PlannedTensor(t, t.type, None, False, False, False) for t in tensors]
     pieces = Pieces(planned)
@@ -130,11 +128,10 @@ def add_up(
                     found.whole[number] = np.square(old, dtype=np.float64).sum()
                     found.lost[number] = np.square(old - new, dtype=np.float64).sum()
                     found.steps[number] = _steps(raw, tensor.type)
-                    copied = {tensor.type_in_file, other.type_in_file} <= {*FLOATS}
-                    if copied and tensor.name not in computed:
+                    if {tensor.type_in_file, other.type_in_file} <= {*FLOATS}:
                         kinds = tensor.type.name, other.type.name
                         found.others[number] = others(new, old, kinds).sum()
-                    elif not copied:
+                    else:
                         found.torn[number] = _torn(new, old, tensor.type_in_file.name)
 
         return work
