@@ -7,6 +7,9 @@ import gguf_from_hf
 import gguf_models
 import numpy as np
 import pytest
+import quantizing
+from converting import first_block
+from converting import run as convert
 from verifying import serious
 
 from qtool.cli.verify import lines
@@ -256,3 +259,15 @@ def test_of_a_file_that_cannot_be_opened_no_share_is_said(tmp_path: Path) -> Non
     verdict = verify_artifact(file, threads=1)
     assert [finding.severity for finding in verdict.findings] == ["error", "note"]
     assert lines(verdict)[-1] == f"{file}: cannot be opened, 1 check: 1 error"
+
+
+def test_scales_folded_in_before_it_was_converted(tmp_path: Path) -> None:
+    """The file has no record of them: what can be verified is said."""
+    source = first_block(tmp_path / "tiny")
+    artifact = quantizing.quantize(source, "mxfp4-awq-gptq", tmp_path / "out").out
+    assert verify_artifact(artifact, against=source, threads=1).ok
+    file = convert(artifact, "gguf", tmp_path / "x.gguf")
+    verdict = verify_artifact(file, against=source, threads=1)
+    (error,) = [f for f in verdict.findings if f.severity == "error"]
+    assert error.check == "layer-error" and "blk.0.attn_norm.weight" in error.message
+    assert "AWQ or smoothing had folded scales; verify that one instead" in error.message

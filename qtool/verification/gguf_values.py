@@ -51,6 +51,11 @@ _LEAST = 1e-6  # of the mean square: parts that are about 0 in the source tell n
 # (3 of SmolLM2 in IQ1_S, 1 in IQ3_XXS); a page of a file that is damaged has a dozen.
 _COARSE, _FEWEST = 0.16, 6  # typical error; parts
 _SHARES = 0.002, 0.01  # of all parts: GPTQ leaves more of a larger matrix; fine types, coarse ones
+_OTHER = "; was it made of another model, or of one that was quantized before?"
+_NORMS = (
+    ", and norms among them: it was made of another model, or of an artifact into which AWQ or "
+    "smoothing had folded scales; verify that one instead"
+)
 _ROUNDING = 2.0**-8  # the least that counts as an error: bfloat16 on the way makes half of it
 
 
@@ -244,12 +249,13 @@ def check_errors(sums: Sums, moved: bool) -> Iterator[Finding]:
     if far:
         name = max(far, key=lambda n: far[n][0])
         error, typical, _ = far[name]
+        norms = any(one.endswith("norm.weight") for one in far)
         yield Finding(
             "error" if wrong else "warning", "layer-error", name,
             f"{counted(len(far), 'tensor')} farther from the source than their types explain: "
             f"{name} is off by {error:.1%}, {typical:.1%} is explained"
             + (f"; also {some([n for n in far if n != name])}" if len(far) > 1 else "")
-            + "; was it made of another model, or of one that was quantized before?",
+            + (_NORMS if norms else _OTHER),
         )  # fmt: skip
 
 
