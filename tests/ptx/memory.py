@@ -8,6 +8,7 @@ shared      the same of its own size; no two threads touch a grain in one phase,
 local       nothing is read that the thread did not write
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -38,9 +39,8 @@ class Memory(Global):
         self.turn = np.zeros(len(self.lanes), np.int32)  # how often a lane has met its warp
         self.closed = np.zeros(len(self.lanes), np.int32)  # groups of copies
         self.copies: list[tuple[Lanes, Any, Any, Any]] = []  # lanes, their groups, where to, what
-        self.coming = np.zeros(
-            len(self.shared.filled), bool
-        )  # grains of which copies are under way
+        # Grains to which copies are under way.
+        self.coming = np.zeros(len(self.shared.filled), bool)
 
     def whole_warps(self, lanes: Lanes, what: str) -> None:
         if (
@@ -92,13 +92,17 @@ class Memory(Global):
                 raise Fault("a thread ends before its copies have come, number",
                             int(who[left][0]) % self.threads, self.threads)  # fmt: skip
 
+    def _now(self, lanes: Lanes, grains: Any) -> Iterator[Any]:
+        """Lanes, the phases of their blocks and those of their warps, beside their grains."""
+        shape = (-1,) + (1,) * (grains.ndim - 1)
+        return (x.reshape(shape) for x in (lanes, self.phase[self.block[lanes]], self.turn[lanes]))
+
     def _touch(self, lanes: Lanes, at: Any, nbytes: int) -> Any:
         """Notes a write to shared memory; the runs of so many bytes, and their grains."""
         block = self.block[lanes]
         place, grains = self.shared.places(block, at, nbytes, "write outside of shared")
-        shape = (-1,) + (1,) * (grains.ndim - 1)
-        who, phase, turn = (x.reshape(shape) for x in (lanes, self.phase[block], self.turn[lanes]))
-        if self.coming[grains].any() or not self.meetings.write(grains, who, phase, turn):
+        now = self._now(lanes, grains)
+        if self.coming[grains].any() or not self.meetings.write(grains, *now):
             raise Fault("race: shared memory is written while another thread uses it, or a copy is "
                         "under way, byte", int(at.max()), self.shared.size)  # fmt: skip
         return place, grains
@@ -109,9 +113,7 @@ class Memory(Global):
         if not self.shared.filled[grains].all():
             raise Fault("read of shared memory that no thread wrote, byte",
                         int(at.max()), self.shared.size)  # fmt: skip
-        shape = (-1,) + (1,) * (grains.ndim - 1)
-        who, phase, turn = (x.reshape(shape) for x in (lanes, self.phase[block], self.turn[lanes]))
-        if not self.meetings.read(grains, who, phase, turn):
+        if not self.meetings.read(grains, *self._now(lanes, grains)):
             raise Fault("race: shared memory is read while another thread writes it, byte",
                         int(at.max()), self.shared.size)  # fmt: skip
         found = self.shared.views[size, count][place]
