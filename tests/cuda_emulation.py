@@ -23,7 +23,7 @@ from qtool.cuda.tasks import FIELDS, Task
 from qtool.native.library import aligned
 
 ROOT = Path(__file__).parent.parent
-_FOLDERS = (ROOT / "kernels" / "cuda", ROOT / "kernels")
+_FOLDERS = (ROOT / "kernels" / "cuda", ROOT / "kernels", ROOT / "tests" / "gpu")
 _FLAGS = ["-std=c++17", "-O1", "-ffp-contract=off", "-shared", "-fPIC"]
 if os.environ.get("QTOOL_TEST_DEVICE") != "cuda":  # where any compiler has to do
     _FLAGS += ["-Wall", "-Wextra", "-Werror"]
@@ -31,6 +31,7 @@ if os.environ.get("QTOOL_TEST_DEVICE") != "cuda":  # where any compiler has to d
 
 def _sources() -> list[Path]:
     found = [*_FOLDERS[0].glob("*.h"), *_FOLDERS[1].glob("gguf_*.h"), *_FOLDERS[1].glob("*_body.h")]
+    found += _FOLDERS[2].glob("*.h")
     return [ROOT / "tests" / "cuda" / "emulate.cpp", *sorted(found)]
 
 

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -47,9 +48,19 @@ def products(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "none")
     monkeypatch.setattr(running, "require", lambda: None)
     monkeypatch.setattr(bench, "_seconds_of_copy", lambda *_: 1e-3)
-    code = SimpleNamespace(get_kernel=lambda name: name)
+    code = SimpleNamespace(get_kernel=lambda name: SimpleNamespace(handle=7))
     api = SimpleNamespace(ObjectCode=SimpleNamespace(from_cubin=lambda _: code))
     monkeypatch.setattr(compiling, "core", lambda: api)
+    driver = SimpleNamespace(
+        CUfunction_attribute=SimpleNamespace(
+            CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES="most shared"
+        ),
+        cuKernelSetAttribute=lambda what, size, kernel, device: (
+            int((what, kernel, device) != ("most shared", 7, 0) or size <= 48 << 10),
+        ),
+    )
+    monkeypatch.setitem(sys.modules, "cuda", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "cuda.bindings", SimpleNamespace(driver=driver))
     spec = importlib.util.spec_from_file_location("products", PATH)
     assert spec is not None and spec.loader is not None
     found = importlib.util.module_from_spec(spec)
@@ -78,7 +89,7 @@ def test_what_is_timed(
         seen.append(tasks[0])
         for out in made:
             out.fill_(1)
-        return 1e-5
+        return 1e-5 if tasks[0].shared == 91152 or tasks[0].threads == 512 else 2e-5
 
     monkeypatch.setattr(products, "matrix", matrix)
     monkeypatch.setattr(products, "seconds", seconds)
@@ -87,7 +98,17 @@ def test_what_is_timed(
     lines = [json.loads(line) for line in products.OUT.read_text().splitlines()]
     assert len(lines) == len(seen) > 60
     assert {line["kernel"].split()[0] for line in lines} == {"awq", "gptq", "q4_k"}
-    assert "awq 1024x4096 of 8: 256-2-2" in capsys.readouterr().out
+    for kind in products.NAMES:
+        every = {line["kernel"] for line in lines if line["kernel"].split()[0] == kind}
+        assert every == {str(kernel) for kernel in products.kernels_of(kind)}
+    said = capsys.readouterr().out
+    # Of eight vectors qtool's own and the two fastest.
+    eight = [line for line in said.splitlines() if " of 8:" in line]
+    assert [re.findall(r"(\S+) \d+% \(\d+\)", line) for line in eight] == [
+        *[["256-2-2", "512-1-1", "ahead-512-1-1-1"]] * 2,
+        ["128-1-2-4", "ring-256-1-2-2", "ring-256-2-2-2"],
+    ]
+    assert {task.shared for task in seen} > {0, 85520, 91152, 171024}
     monkeypatch.setattr(products, "seconds", lambda _: 1e-5)  # a kernel that writes nothing
     with pytest.raises(AssertionError, match="nan from"):
         products.main()
@@ -98,8 +119,7 @@ def test_what_is_timed(
 
 def test_its_first_kernels_are_the_ones_in_use(products: Any) -> None:
     text = (compiling.folders()[0] / "gemv.h").read_text()
-    for kind, numbers in (("awq", products.WORDS[0]), ("gptq", products.WORDS[0]),
-                          ("q4_k", products.BLOCKS[0])):  # fmt: skip
-        kernel = products.Kernel(kind, numbers)
-        assert kernel.blocks == more_tasks._BLOCKS[products.NAMES[kind]]
-        assert f"qt::Gemv<qt::{kernel.source.split('qt::Gemv<qt::')[1].split(')')[0]}" in text
+    for kind, name in products.NAMES.items():
+        kernel, *_ = products.kernels_of(kind)
+        assert kernel.blocks == more_tasks._BLOCKS[name]
+        assert f"{kernel.layout})" in text

@@ -58,6 +58,7 @@ template <bool AWQ, int OF_BLOCK, int NEXT, int OF_SM> struct GemvWords {
         In<uint16_t> scales[AWQ ? 1 : 2];
         Late<uint16_t> inputs;
         uint32_t shift[2]; /* to GPTQ's zeros in a word */
+        int32_t lane;
     };
     static QT_MEMBER Lane lane_of(const Task &t, int32_t top, int32_t thread)
     {
@@ -72,14 +73,16 @@ template <bool AWQ, int OF_BLOCK, int NEXT, int OF_SM> struct GemvWords {
                         {zeros.from(low >> 3)},
                         {scales.from(low)},
                         inputs,
-                        {0, 0}};
+                        {0, 0},
+                        lane};
         else {
             int64_t from = product(lane & 3, t.pitch);
             return Lane{{words.from(from + low), words.from(from + high)},
                         {zeros.from(low >> 3), zeros.from(high >> 3)},
                         {scales.from(low), scales.from(high)},
                         inputs,
-                        {(uint32_t)(low & 4) * 4, (uint32_t)(high & 4) * 4}};
+                        {(uint32_t)(low & 4) * 4, (uint32_t)(high & 4) * 4},
+                        lane};
         }
     }
     template <int RUNS>

@@ -93,10 +93,9 @@ template <class FORMAT, class OUT> struct Parts<Along<FORMAT, OUT>> {
 };
 
 #if defined(__CUDACC__)
-/* Runs a kernel in its block. */
-template <class KERNEL> __device__ __forceinline__ void run(const Task &t)
+/* Runs a kernel in its block, whose threads share a room. */
+template <class KERNEL> __device__ __forceinline__ void run(const Task &t, typename KERNEL::Room &room)
 {
-    __shared__ typename KERNEL::Room room;
     Place block = {(int64_t)blockIdx.x, (int32_t)blockIdx.y};
     KERNEL::first(t, block, (int32_t)threadIdx.x, room);
     __syncthreads();
@@ -119,9 +118,10 @@ template <class KERNEL> __device__ __forceinline__ void run(const Task &t)
                                                  qt::Parts<__VA_ARGS__>::resident)      \
         name(QT_PARAMETERS)                                                              \
     {                                                                                    \
+        __shared__ __VA_ARGS__::Room room;                                               \
         (void)reserved;                                                                  \
         const qt::Task task = QT_GIVEN;                                                  \
-        qt::run<__VA_ARGS__>(task);                                                      \
+        qt::run<__VA_ARGS__>(task, room);                                                \
     }
 #endif
 

@@ -72,6 +72,7 @@ def _launch_programmatic(stream: int, task: Task, kernel: Any, arguments: list[A
     config = driver.CUlaunchConfig()
     config.gridDimX, config.gridDimY, config.gridDimZ = (*task.blocks, 1)
     config.blockDimX, config.blockDimY, config.blockDimZ = task.threads, 1, 1
+    config.sharedMemBytes = task.shared
     config.hStream, config.attrs, config.numAttrs = stream, [attribute], 1
     addresses = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))
     (status,) = driver.cuLaunchKernelEx(config, int(kernel.handle), ctypes.addressof(addresses), 0)
@@ -120,6 +121,7 @@ def launch(*tasks: Task, programmatic: bool = False) -> None:
         if programmatic and task.waits and overlaps(index):
             ask = partial(_launch_programmatic, handle, task, kernel, arguments)
         else:
-            config = api.LaunchConfig(grid=task.blocks, block=task.threads)
+            shape = {"grid": task.blocks, "block": task.threads}
+            config = api.LaunchConfig(**shape, shmem_size=task.shared)
             ask = partial(api.launch, stream, config, kernel, *arguments)
         _with_room(ask, task.kernel)

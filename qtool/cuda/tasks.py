@@ -48,6 +48,7 @@ class Task:
     fields: Mapping[str, int] = field(default_factory=dict)
     threads: int = 256  # of a block
     waits: bool = False  # for the kernels before it, so that it may begin before they have ended
+    shared: int = 0  # bytes of shared memory that a block has beside the kernel's own
 
     def arguments(self) -> list[int]:
         """The fields in the kernel's order; those not given are zero."""

@@ -9,6 +9,7 @@
 #include "gemv.h"
 #include "pack.h"
 #include "quantize.h"
+#include "tried.h" /* tests/gpu: kernels that are timed beside qtool's */
 
 namespace qt {
 Fault fault;
@@ -71,10 +72,13 @@ static const Entry entries[] = {
     QT_WORD_FORMATS(ALL) QT_BYTE_FORMATS(ALL) QT_BLOCK_FORMATS(ALL)
     QT_GEMV_KERNELS(OTHER) QT_PACK_KERNELS(OTHER) QT_ENCODED(ENCODED) QT_ENCODED_WHOLE(ENCODED)
     QT_MEASURE_KERNELS(OTHER) QT_QUANTIZE_KERNELS(OTHER)
+    QT_TRIED_KERNELS(OTHER)
 };
-enum { ENTRIES = sizeof entries / sizeof entries[0] };
+#define ONE(name, ...) +1
+enum { ENTRIES = sizeof entries / sizeof entries[0], OWN = ENTRIES - (0 QT_TRIED_KERNELS(ONE)) };
 
-extern "C" const char *kernel_name(int64_t i) { return i < ENTRIES ? entries[i].name : nullptr; }
+/* Of qtool's own kernels. */
+extern "C" const char *kernel_name(int64_t i) { return i < OWN ? entries[i].name : nullptr; }
 
 /* Names of the fields of a task, so that a test can see that Python has the same. */
 extern "C" const char *field_name(int64_t i)

@@ -8,6 +8,7 @@ that the kernel reads, their sizes and places, and the threads that it was compi
 """
 
 import ctypes
+import dataclasses
 import struct
 import threading
 from collections.abc import Iterator
@@ -94,7 +95,7 @@ def check(arrived: dict[str, Any], task: Task, stream: int, programmatic: bool) 
         "kernel": task.kernel,
         "grid": (*task.blocks, 1),
         "block": (task.threads, 1, 1),
-        "shared": 0,
+        "shared": task.shared,
         "stream": stream,
         "attributes": [(SERIALIZATION, 1)] if programmatic and task.waits and TELLS else [],
         "fields": task.arguments(),
@@ -142,6 +143,7 @@ def main() -> None:
         work = case.prepare(arrays, 128, 256)
         kept.append(work)
         tasks += work.tasks
+    tasks.append(dataclasses.replace(next(task for task in tasks if task.waits), shared=4096))
     main_thread = threading.get_ident()
 
     def stream() -> SimpleNamespace:

@@ -1,13 +1,14 @@
-"""Products with vectors by kernels of other sizes, and by every number of blocks that share rows:
-what kernels/cuda/gemv.h and `splits_of` (qtool/cuda/more_tasks.py) are chosen by. On a GPU machine:
+"""Products with vectors by other kernels than qtool's (tried.h), by kernels of other sizes, and by
+every number of blocks that share rows: what kernels/cuda/gemv.h and `splits_of`
+(qtool/cuda/more_tasks.py) are chosen by. On a GPU machine:
 
     PYTHONPATH=. python3 tests/gpu/products.py [awq|gptq|q4_k ...]
 
-Of each shape of Llama 8B and 70B, and of one and eight vectors, the fastest of each kernel is
-printed: its share of a copy's bandwidth, launched programmatically in a graph, over copies of the
-matrix that no cache holds, and how many blocks share rows. Microseconds of all are kept in
-out/gpu-products.jsonl. The first kernel of each layout is qtool's own; the results of others are
-compared with its. About a minute.
+Of each shape of Llama 8B and 70B the fastest of each kernel is printed for one vector: its share of
+a copy's bandwidth, launched programmatically in a graph, over copies of the matrix that no cache
+holds, and how many blocks share rows; and of qtool's own and the two fastest the same for eight.
+Microseconds of all are kept in out/gpu-products.jsonl. The first kernel of each layout is qtool's
+own; the results of others are compared with its. About a minute and a half.
 """
 
 import json
@@ -17,7 +18,7 @@ import statistics
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product, repeat
 from pathlib import Path
@@ -32,14 +33,28 @@ from qtool.cuda.tasks import Task, ceil
 from qtool.gguf_types import BY_NAME
 
 OUT = Path(__file__).parent.parent.parent / "out" / "gpu-products.jsonl"
-# Threads of a block, warps next to each other, (turns of a ring,) blocks an SM has registers for.
-WORDS = [(256, 2, 2), (512, 1, 1), (512, 2, 1), (256, 1, 2), (128, 1, 4), (128, 2, 4)]
-BLOCKS = [(128, 1, 2, 4), (128, 1, 1, 4), (64, 1, 2, 8), (256, 1, 1, 2), (128, 2, 2, 4)]
-LAYOUTS = {"awq": "GemvWords<true, {}>", "gptq": "GemvWords<false, {}>", "q4_k": "GemvQ4K<{}>"}
+TRIED = Path(__file__).parent / "tried.h"
+# Threads of a block, warps next to each other, (turns of a ring,) blocks an SM has registers for,
+# (and for how many runs it asks ahead).
+WORDS = [(256, 2, 2), (256, 1, 2), (512, 1, 1)]
+BLOCKS = [(128, 1, 2, 4), (128, 1, 1, 4)]
+AHEAD = [(256, 2, 2, 0), (256, 2, 2, 1), (256, 2, 2, 3), (256, 1, 2, 1), (256, 1, 2, 3)]
+AHEAD += [(512, 1, 1, 1)]
+RINGS = [(128, 1, 2, 4), (128, 1, 3, 3), (256, 1, 1, 2), (256, 1, 2, 2), (256, 2, 2, 2)]
+RINGS += [(512, 1, 2, 1)]
+LAYOUTS = {
+    ("awq", ""): "GemvWords<true, {}>", ("gptq", ""): "GemvWords<false, {}>",
+    ("awq", "ahead"): "WordsAhead<true, {}>", ("gptq", "ahead"): "WordsAhead<false, {}>",
+    ("awq", "ring"): "WordsRing<true, {}>", ("gptq", "ring"): "WordsRing<false, {}>",
+    ("q4_k", ""): "GemvQ4K<{}>", ("q4_k", "ring"): "RowsRing<{}>",
+}  # fmt: skip
 NAMES = {"awq": "across", "gptq": "columns", "q4_k": "q4_k"}
 ROWS = {"awq": 64, "gptq": 64, "q4_k": 32}  # of a warp, and columns that it takes at a time
 COLUMNS = {"awq": 128, "gptq": 128, "q4_k": 256}
-SHAPES, Q4_K = [*LLAMA, *TOGETHER], BY_NAME["Q4_K"]
+PLACES = {"awq": 4256, "gptq": 4256, "q4_k": 5120}  # bytes of a warp's turn of a ring
+VECTORS = 8  # that a block has sums for
+OWN_ROOM = 48 << 10  # bytes of shared memory that a kernel has by itself, at most
+SHAPES, Q4_K = [*LLAMA, *TOGETHER, (4096, 256)], BY_NAME["Q4_K"]  # the last is the shortest
 IN_TURN = 320 << 20  # bytes of all copies of a matrix
 LEAST_BLOCKS, MOST_WAVES = 60, 2
 
@@ -47,26 +62,68 @@ LEAST_BLOCKS, MOST_WAVES = 60, 2
 @dataclass(frozen=True)
 class Kernel:
     kind: str
+    family: str
     numbers: tuple[int, ...]
 
     @property
+    def layout(self) -> str:
+        numbers = ", ".join(map(str, self.numbers))
+        return f"qt::Gemv<qt::{LAYOUTS[self.kind, self.family].format(numbers)}>"
+
+    @property
+    def room(self) -> int:
+        """Bytes of shared memory of a block of a ring: sums of all warps, a flag, and the ring."""
+        threads, _, turns, _ = self.numbers
+        sums = VECTORS * (ROWS[self.kind] + 4) * 4
+        return threads // 32 * (sums + turns * PLACES[self.kind]) + 16
+
+    @property
+    def shared(self) -> int:
+        """Bytes that its launch has to ask for."""
+        return self.room if self.family == "ring" and self.room > OWN_ROOM else 0
+
+    @property
     def source(self) -> str:
-        layout = LAYOUTS[self.kind].format(", ".join(map(str, self.numbers)))
-        return f'#include "gemv.h"\nQT_KERNEL(gemv_tried, qt::Gemv<qt::{layout}>)\n'
+        macro = "QT_ROOMY_KERNEL" if self.shared else "QT_KERNEL"
+        found = f"{TRIED.read_text()}\n{macro}(gemv_tried, {self.layout})\n"
+        if self.family == "ring":
+            found += f"static_assert(sizeof({self.layout}::Room) == {self.room});\n"
+        return found
 
     @property
     def blocks(self) -> tuple[int, int, int, int]:
         """As `_BLOCKS` of more_tasks has it."""
-        threads, abreast, *_, resident = self.numbers
+        threads, abreast = self.numbers[:2]
+        resident = self.numbers[2 if self.family == "ahead" else -1]
         slots = torch.cuda.get_device_properties(0).multi_processor_count * resident
         return ROWS[self.kind] * abreast, threads // 32 // abreast, threads, slots
 
     @property
     def name(self) -> str:
-        return "-".join(map(str, self.numbers))
+        return "-".join([*([self.family] if self.family else []), *map(str, self.numbers)])
 
     def __str__(self) -> str:
         return f"{self.kind} {self.name}"
+
+
+def kernels_of(kind: str) -> list[Kernel]:
+    """qtool's own first."""
+    families = {"": WORDS, "ahead": AHEAD, "ring": RINGS}
+    if kind == "q4_k":  # of a row a block has no more threads than vectors
+        families = {"": BLOCKS, "ring": [one for one in RINGS if one[0] <= VECTORS * ROWS[kind]]}
+    return [Kernel(kind, name, numbers) for name, all_ in families.items() for numbers in all_]
+
+
+def loaded_kernel(kernel: Kernel, code: Any) -> Any:
+    """A kernel as running has it, which may be launched with all the memory that it shares."""
+    found = code.get_kernel("gemv_tried")
+    if kernel.shared:
+        from cuda.bindings import driver
+
+        attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        (status,) = driver.cuKernelSetAttribute(attribute, kernel.shared, int(found.handle), 0)
+        assert int(status) == 0, f"{kernel}: {status}"
+    return found
 
 
 def seconds(tasks: list[Task], runs: int = 9) -> float:
@@ -172,7 +229,8 @@ def tried(
                 patch.object(running, "_kernel", lambda *_, own=loaded[kernel]: own),
             ):
                 all_[0].out.fill_(math.nan)  # what a kernel leaves out shows
-                took = seconds([one.task(room) for one in all_])
+                tasks = [replace(one.task(room), shared=kernel.shared) for one in all_]
+                took = seconds(tasks)
             found = all_[0].out.double()
             first = found if first is None else first
             off = float((found - first).norm() / first.norm())
@@ -180,21 +238,40 @@ def tried(
             yield kernel, splits, took, all_[0].nbytes
 
 
+def measured(
+    file: Any,
+    kernels: list[Kernel],
+    loaded: dict[Kernel, Any],
+    batch: int,
+    shape: tuple[int, int],
+    copy: float,
+) -> dict[Kernel, float]:
+    """Prints and keeps what was timed; the best share of each kernel."""
+    best: dict[Kernel, tuple[float, int]] = {}
+    for kernel, splits, took, nbytes in tried(kernels, loaded, batch, shape):
+        share = nbytes / took / copy
+        found = {"kernel": str(kernel), "rows": shape[0], "cols": shape[1], "batch": batch}
+        found |= {"splits": splits, "us": round(took * 1e6, 3), "share": round(share, 4)}
+        file.write(json.dumps(found) + "\n")
+        best[kernel] = max(best.get(kernel, (0.0, 0)), (share, splits))
+    said = "  ".join(f"{k.name} {s:.0%} ({n})" for k, (s, n) in best.items())
+    print(f"{kernels[0].kind} {shape[0]}x{shape[1]} of {batch}: {said}", flush=True)
+    return {kernel: share for kernel, (share, _) in best.items()}
+
+
 def main() -> None:
     kinds = sys.argv[1:] or list(NAMES)
     if not {*kinds} <= {*NAMES}:
         sys.exit(f"{' '.join(kinds)}: expected some of {', '.join(NAMES)}")
     running.require()
-    kernels = [Kernel(k, numbers) for k in kinds for numbers in (BLOCKS if k == "q4_k" else WORDS)]
+    kernels = {kind: kernels_of(kind) for kind in kinds}
+    every = [kernel for own in kernels.values() for kernel in own]
     arch = "sm_{}{}".format(*torch.cuda.get_device_capability())
     with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
-        codes = pool.map(
-            compiling.compile_source, repeat("tried"), [k.source for k in kernels], repeat(arch)
-        )
-        loaded = {
-            kernel: compiling.core().ObjectCode.from_cubin(code).get_kernel("gemv_tried")
-            for kernel, code in zip(kernels, codes, strict=True)
-        }
+        sources = [kernel.source for kernel in every]
+        codes = list(pool.map(compiling.compile_source, repeat("tried"), sources, repeat(arch)))
+    code_of = compiling.core().ObjectCode.from_cubin
+    loaded = {k: loaded_kernel(k, code_of(code)) for k, code in zip(every, codes, strict=True)}
     source = torch.randint(0, 256, (1 << 30,), dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
     copy = 2 * source.nbytes / bench._seconds_of_copy(partial(target.copy_, source), 10)
@@ -202,17 +279,11 @@ def main() -> None:
     del source, target
     OUT.parent.mkdir(exist_ok=True)
     with OUT.open("w", encoding="utf-8") as file:
-        for kind, shape, batch in product(kinds, SHAPES, (1, 8)):
-            own = [kernel for kernel in kernels if kernel.kind == kind]
-            best: dict[Kernel, tuple[float, int]] = {}
-            for kernel, splits, took, nbytes in tried(own, loaded, batch, shape):
-                share = nbytes / took / copy
-                found = {"kernel": str(kernel), "rows": shape[0], "cols": shape[1], "batch": batch}
-                found |= {"splits": splits, "us": round(took * 1e6, 3), "share": round(share, 4)}
-                file.write(json.dumps(found) + "\n")
-                best[kernel] = max(best.get(kernel, (0.0, 0)), (share, splits))
-            said = "  ".join(f"{k.name} {s:.0%} ({n})" for k, (s, n) in best.items())
-            print(f"{kind} {shape[0]}x{shape[1]} of {batch}: {said}", flush=True)
+        for kind, shape in product(kinds, SHAPES):
+            own, *others = kernels[kind]
+            shares = measured(file, [own, *others], loaded, 1, shape, copy)
+            fastest = sorted(others, key=lambda kernel: -shares[kernel])[:2]
+            measured(file, [own, *fastest], loaded, 8, shape, copy)
 
 
 if __name__ == "__main__":

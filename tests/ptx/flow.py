@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from ptx.parse import Instruction, Kernel
 
 _REGISTER = re.compile(r"%[\w$]+(?:\.[xyz])?")
-_WRITES_NOTHING = ("st", "bra", "bar", "ret", "griddepcontrol", "red", "cp")
+_WRITES_NOTHING = ("st", "bra", "bar", "ret", "griddepcontrol", "red", "cp", "prefetch")
 EXIT = -1
 
 

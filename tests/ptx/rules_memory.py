@@ -34,6 +34,14 @@ def _load(w: Writer, ins: Instruction) -> None:
     return None
 
 
+@rule("prefetch")
+def _prefetch(w: Writer, ins: Instruction) -> None:
+    """Of what may be read; nobody sees that it was."""
+    if ins.name != "prefetch.global.L2":
+        raise NotImplementedError(ins.name)
+    w.keep(f"m.load_global(lanes, {w.address(ins.operands[0])}, 4, 1, False)")
+
+
 @rule("st")
 def _store(w: Writer, ins: Instruction) -> None:
     strict(ins, "cg", "v2", "v4", *_SPACES, *_TYPES)

@@ -1,0 +1,178 @@
+"""Kernels of tests/gpu/tried.h: in the emulated grid, as PTX (QTOOL_TEST_DEVICE=ptx) and on a GPU.
+What they give is qtool's own, bit for bit, or as near to exact sums."""
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import packed_definitions as define
+import pytest
+from cuda_emulation import Emulator, OnGpu, emulator, placed, room
+from test_cuda_gemv import (
+    Tasks,
+    awq_tasks,
+    gptq_tasks,
+    inputs,
+    parts_of_q4_k,
+    product,
+    q4_k_tasks,
+    results,
+    small_integers,
+)
+from test_native_gguf_dequantize import random_blocks
+from test_native_stored import random_quant
+
+from qtool import native_gguf
+from qtool.cuda import compiling, more_tasks
+from qtool.cuda.tasks import Task
+from qtool.gguf_types import BY_NAME
+
+__all__ = ["emulator"]
+
+TEXT = (Path(__file__).parent / "gpu" / "tried.h").read_text()
+_LISTED = re.compile(r"X\((tried_(across|columns|q4_k)_\w+), qt::Gemv<qt::\w+<(.*)>>\)")
+# Of each kernel: the layout it is of, threads of a block, and warps next to each other.
+TRIED = {
+    name: (layout, *[int(n) for n in numbers.split(", ") if n.isdigit()][:2])
+    for name, layout, numbers in _LISTED.findall(TEXT)
+}
+
+
+@pytest.fixture(autouse=True)
+def compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a unit of their own, where kernels are compiled."""
+    real = compiling.unit_of
+
+    def unit_of(kernel: str) -> tuple[str, str]:
+        if kernel.startswith("tried_"):
+            return "tried", f"{TEXT}\nQT_TRIED_KERNELS(QT_KERNEL)\n"
+        return real(kernel)
+
+    monkeypatch.setattr(compiling, "unit_of", unit_of)
+
+
+@contextmanager
+def instead(name: str, splits: int) -> Iterator[None]:
+    """Products by a kernel that is tried, by so many blocks that share rows."""
+    layout, threads, abreast = TRIED[name]
+    rows = abreast * (32 if layout == "q4_k" else 64)
+    blocks = {layout: (rows, threads // 32 // abreast, threads, 1)}
+    with (
+        patch.dict(more_tasks._BLOCKS, blocks),
+        patch.object(more_tasks, "splits_of", lambda *_: splits),
+    ):
+        yield
+
+
+def by(name: str, make: Tasks, splits: int) -> Tasks:
+    """The same tasks by that kernel."""
+
+    def tasks(out: Any, keep: Any, done: Any) -> tuple[Task, ...]:
+        with instead(name, splits):
+            first, *more = make(out, keep, done)
+        assert first.kernel.startswith("gemv_")
+        return dataclasses.replace(first, kernel=name), *more
+
+    return tasks
+
+
+Of = tuple[Any, Callable[[Any], Tasks], Any, float]
+
+
+def of_layout(layout: str, shape: tuple[int, int]) -> Of:
+    """Of a matrix: its exact numbers, the tasks of an input, and the sizes of its terms."""
+    if layout == "q4_k":
+        weight = np.random.default_rng(1).standard_normal(shape, np.float32)
+        blocks = placed(native_gguf.encode(weight, BY_NAME["Q4_K"]))
+        positive, less, floor = parts_of_q4_k(blocks)
+        return (
+            positive - less,
+            lambda x: q4_k_tasks(blocks, shape[1], x),
+            positive + less,
+            floor,
+        )
+    quant = random_quant(4, shape, 128)
+    exact = quant.dequantize().astype(np.float64)
+    if layout == "across":
+        return exact, lambda x: awq_tasks(quant, x), np.abs(exact), 0.0
+    return exact, lambda x: gptq_tasks(quant, x, 2), np.abs(exact), 0.0
+
+
+def test_all_are_listed() -> None:
+    assert len(TRIED) == TEXT.count("X(tried_") > 5
+    assert {layout for layout, *_ in TRIED.values()} == set(more_tasks._BLOCKS)
+    assert {TRIED[name][0] for name in ALIKE} == set(more_tasks._BLOCKS)
+
+
+@pytest.mark.parametrize("name", TRIED)
+@pytest.mark.parametrize(("batch", "splits"), [(1, 1), (3, 2), (8, 3)])
+def test_as_near_as_sums_in_float32(emulator: Emulator, name: str, batch: int, splits: int) -> None:
+    """Of as many turns as a warp has places for, fewer, and more; of several blocks of rows."""
+    for shape in [(256, 512), (128, 2816)]:
+        exact, make, terms, floor = of_layout(TRIED[name][0], shape)
+        x = inputs(batch, shape[1])
+        product(emulator, by(name, make(x), splits), x, exact, terms, floor)
+
+
+@pytest.mark.parametrize("name", TRIED)
+def test_sums_that_are_exact(emulator: Emulator, name: str) -> None:
+    """Bit for bit, whatever the order."""
+    layout, x = TRIED[name][0], small_integers(5, 1536)
+    if layout == "q4_k":
+        given = np.ascontiguousarray(random_blocks(BY_NAME["Q4_K"], 6 * 64))
+        blocks = placed(given.reshape(64, -1))
+        heads = blocks.reshape(-1, 144)[:, :4].view(np.float16)
+        heads[...] = np.exp2(np.random.default_rng(2).integers(-12, -8, heads.shape))
+        exact = native_gguf.dequantize(blocks, BY_NAME["Q4_K"], 1536).astype(np.float64)
+        make = q4_k_tasks(blocks, 1536, x)
+    else:
+        quant = random_quant(4, (192, 1536), 128)
+        powers = np.exp2(np.random.default_rng(1).integers(-8, -4, quant.scale.shape))
+        quant = dataclasses.replace(quant, scale=powers.astype(np.float16))
+        exact = quant.dequantize().astype(np.float64)
+        make = awq_tasks(quant, x) if layout == "across" else gptq_tasks(quant, x, 2)
+    want = (x.astype(np.float64) @ exact.T).astype(np.float16)
+    for splits in (1, 2):
+        tasks = by(name, make, splits)
+        define.same(results(emulator, tasks, x, len(exact))[-1], want, f"{splits}")
+
+
+ALIKE = [
+    name
+    for name, (layout, threads, abreast) in TRIED.items()
+    if threads // 32 // abreast == more_tasks._BLOCKS[layout][1]
+]
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_the_same_bits_as_qtools_own(emulator: Emulator, name: str) -> None:
+    """Of those whose warps share columns as qtool's do, whatever the way by which weights come."""
+    layout = TRIED[name][0]
+    shape = (2 * more_tasks._BLOCKS[layout][0], 2816)
+    _, make, _, _ = of_layout(layout, shape)
+    tasks = make(inputs(4, shape[1]))  # which has the arrays
+    own, other = (room((4, shape[0]), np.float16) for _ in range(2))
+    with patch.object(more_tasks, "splits_of", lambda *_: 1):
+        (task,) = tasks(own, None, None)
+    emulator.run(task, own)
+    (task,) = by(name, tasks, 1)(other, None, None)
+    define.same(emulator.run(task, other), own)
+
+
+@pytest.mark.parametrize("name", [name for name in TRIED if "ahead" not in name])
+def test_places_are_watched(emulator: Emulator, name: str) -> None:
+    """A matrix that ends too early is read outside of it."""
+    if isinstance(emulator, OnGpu):
+        pytest.skip("a GPU says nothing")
+    layout = TRIED[name][0]
+    _, make, _, _ = of_layout(layout, (128, 1024))
+    tasks, out = make(inputs(1, 1024)), room((1, 128), np.float16)
+    (task,) = by(name, tasks, 1)(out, None, None)
+    short = {**task.fields, "codes_bytes": task.fields["codes_bytes"] - 16}
+    said = emulator.fault(dataclasses.replace(task, fields=short), out.size)
+    assert said is not None and "read outside" in said
