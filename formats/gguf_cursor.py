@@ -6,6 +6,8 @@ Of a string no more is believed than what the size of the file and the limits he
 
 import struct
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 
 from qtool.errors import FormatError
 
@@ -15,6 +17,15 @@ MAX_ARRAY_STRINGS = 2_000_000  # all arrays together; such a vocabulary has 780,
 READ_AHEAD = 960_000  # bytes asked for at a time
 
 Read = Callable[[int, int], bytes]  # (offset, count) -> `count` bytes, or fewer at a file's end
+
+
+def begins_as_gguf(path: Path) -> bool:
+    """Whether a file begins as they do; one that cannot be read does not."""
+    with suppress(OSError):
+        if path.is_file():  # opening a pipe would wait for its writer
+            with path.open("rb") as file:
+                return file.read(4) == b"GGUF"
+    return False
 
 
 class Cursor:

@@ -278,6 +278,8 @@ def parse_header(
         raise FormatError(
             f"{where}: a pointer of Git LFS, not the file itself; run `git lfs pull` there"
         )
+    if head[:4] == b"GGUF":
+        raise FormatError(f"{where}: a GGUF file, whatever its name is, where safetensors belong")
     length = int.from_bytes(head, "little")
     if length > size - 8:
         raise FormatError(

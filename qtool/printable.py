@@ -11,6 +11,13 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+def size(nbytes: float) -> str:
+    """Decimal megabytes; gigabytes from 10 on, kilobytes below one megabyte."""
+    if nbytes < 1e6:
+        return f"{nbytes / 1e3:.1f} kB"
+    return f"{nbytes / 1e9:.2f} GB" if nbytes >= 1e10 else f"{nbytes / 1e6:.1f} MB"
+
+
 def sayable(value: Any) -> Any:
     """A value of JSON; infinities and NaN, which Python reads in it and JSON lacks, as words."""
     if isinstance(value, list):

@@ -75,6 +75,8 @@ def test_what_q4_1_cannot_hold_is_said_and_encoded_anew(tmp_path: Path) -> None:
     outliers = quantizing.quantize(model, "int8-llmint8", tmp_path / "int8").out
     with pytest.raises(UnsupportedError, match="scales of two factors, which no type has"):
         run(outliers, "gguf", tmp_path / "int8.gguf")
+    with pytest.raises(UnsupportedError, match="scales of two factors, not of one"):
+        run(outliers, "gptq", tmp_path / "int8-gptq")
     found = types(run(outliers, "gguf", tmp_path / "int8.gguf", lossy=True))
     assert found["blk.0.attn_q.weight"] == "Q8_0"
     exact = {"mlx": "biases", "mxfp4": "of which Q8_0 has no codes"}

@@ -37,6 +37,7 @@ LIES: dict[str, tuple[bytes, str]] = {
     "header longer than the file": (file_of(W, length=10**6), "header is 1000000 bytes long"),
     "header of 2^64 - 1": (file_of(W, length=2**64 - 1), "header is 18446744073709551615"),
     "header cut short": (file_of(W, length=20), "not valid JSON"),
+    "a GGUF file": (b"GGUF\3\0\0\0" + bytes(64), "a GGUF file, whatever its name is"),
     "no header": (file_of(b""), "does not begin with"),
     "a zip file": (file_of(b"PK\x03\x04" + bytes(60)), "does not begin with"),
     "not UTF-8": (file_of(b'{"\xff\xfe": 1}'), "not valid JSON"),

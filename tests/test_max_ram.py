@@ -243,9 +243,11 @@ def test_the_refusal_names_what_would_do() -> None:
     with pytest.raises(UnsupportedError) as refusal:
         budget.choose(None, 3, 9_000_000, estimated)
     assert str(refusal.value) == (
-        "--max-ram: 8MiB is too little for this model and recipe, the least that would do is "
+        "--max-ram: 9,000,000 bytes is too little for this model and recipe, the least that would do is "
         "10MiB; most of it is for a block"
     )
+    with pytest.raises(UnsupportedError, match=r"^--max-ram: 8MiB is too little"):
+        budget.choose(None, 3, 8 << 20, estimated)
     assert budget.choose(None, 3, 10 << 20, estimated).setting == Setting(1)
 
 
@@ -268,7 +270,7 @@ def test_nothing_is_begun_that_does_not_fit(tmp_path: Path) -> None:
         result = CliRunner().invoke(app, [*words, str(tmp_path / "out")])
         assert result.exit_code != 0
         assert isinstance(result.exception, UnsupportedError)
-        assert str(result.exception).startswith("--max-ram: 1000 bytes is too little")
+        assert str(result.exception).startswith("--max-ram: 1,000 bytes is too little")
         assert list(tmp_path.iterdir()) == []
 
 

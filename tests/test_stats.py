@@ -312,6 +312,9 @@ def test_other_safetensors_files_are_no_statistics(tmp_path: Path) -> None:
     save_file({"x": np.zeros(1, np.float32)}, path)
     with pytest.raises(FormatError, match="not a statistics file"):
         StatsFile.open(path)
+    path.write_bytes(b"GGUF\3\0\0\0" + bytes(64))
+    with pytest.raises(FormatError, match="importance matrix is given by --imatrix, and statistics"):
+        StatsFile.open(path)
 
 
 GATE = "model.layers.0.mlp.gate_proj.weight"

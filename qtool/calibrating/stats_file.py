@@ -21,6 +21,7 @@ from qtool.calibrating.sites import Site
 from qtool.calibrating.stats import NEEDS, SiteStats
 from qtool.errors import FormatError, SourceError
 from qtool.formats import safetensors_file as st
+from qtool.formats.gguf_cursor import begins_as_gguf
 from qtool.record import STATISTICS
 
 _HEADER_MARGIN = 1 << 16
@@ -117,6 +118,11 @@ class StatsFile:
     @classmethod
     def open(cls, path: Path) -> "StatsFile":
         """Read the header; FormatError where the file is not one that `qtool calibrate` wrote."""
+        if begins_as_gguf(path):
+            raise FormatError(
+                f"{path}: a GGUF file; an importance matrix is given by --imatrix, and statistics "
+                "for this are measured by `qtool calibrate MODEL -o STATS`"
+            )
         entries, metadata = st.read_header(path)
         if STATISTICS not in metadata:
             raise FormatError(

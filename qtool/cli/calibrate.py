@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from qtool.cli import completing
-from qtool.printable import printable
+from qtool.printable import printable, size
 
 
 def calibrate(
@@ -130,7 +130,7 @@ def calibrate(
     if out is not None:
         typer.echo(
             f"{out}: {', '.join(sorted(needs))} of {measured.sites} inputs over {measured.tokens} "
-            f"tokens, {out.stat().st_size / 1e6:.1f} MB, {progress.total():.1f} s"
+            f"tokens, {size(out.stat().st_size)}, {progress.total():.1f} s"
         )
         if measured.unseen:
             typer.echo(
@@ -140,7 +140,7 @@ def calibrate(
     if imatrix is not None and importance is not None:
         typer.echo(
             f"{imatrix}: importance of {len(importance.sums)} tensors over {measured.tokens} "
-            f"tokens, {imatrix.stat().st_size / 1e6:.1f} MB, {progress.total():.1f} s"
+            f"tokens, {size(imatrix.stat().st_size)}, {progress.total():.1f} s"
         )
     for note in measured.notes:
         typer.echo(printable(note))

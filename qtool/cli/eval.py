@@ -85,8 +85,8 @@ def lines(found: "Evaluation") -> list[str]:
         kld, drafts = row["kld"], row["tokens_per_pass"]
         said[1] += f", reference {row['reference_perplexity']:.4f}"
         said += [
-            f"KL divergence {kld['mean']:.5f} ({_interval(kld['interval'], 5)}), median "
-            f"{kld['median']:.5f}, p99 {kld['p99']:.4f}, max {kld['max']:.4f}",
+            f"KL divergence {kld['mean']:z.5f} ({_interval(kld['interval'], 5)}), median "
+            f"{kld['median']:z.5f}, p99 {kld['p99']:z.4f}, max {kld['max']:z.4f}",
             f"same top token {row['top1_agreement']:.2%}, RMS change of the next token's "
             f"probability {row['rms_dp']:.4f}",
             f"as a draft of the reference: {row['acceptance']:.1%} accepted, "
@@ -110,4 +110,4 @@ def lines(found: "Evaluation") -> list[str]:
 def _interval(bounds: list[float] | None, digits: int) -> str:
     if bounds is None:
         return "one window does not tell how certain that is"
-    return f"95 %: {bounds[0]:.{digits}f} to {bounds[1]:.{digits}f}"
+    return f"95 %: {bounds[0]:z.{digits}f} to {bounds[1]:z.{digits}f}"

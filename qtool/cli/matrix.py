@@ -163,4 +163,4 @@ def lines(found: "Matrix") -> list[str]:
 
 
 def _number(value: float | None, digits: int) -> str:
-    return "" if value is None else f"{value:.{digits}f}"
+    return "" if value is None else f"{value:z.{digits}f}"

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from qtool.cli import completing
-from qtool.printable import printable
+from qtool.printable import printable, size
 
 
 def sample(
@@ -58,7 +58,7 @@ def sample(
     typer.echo(
         printable(
             f"{found.out}: {found.tokens:,} tokens in {found.texts:,} texts, "
-            f"{found.size_bytes / 1e6:.2f} MB, {found.seconds:.1f} s"
+            f"{size(found.size_bytes)}, {found.seconds:.1f} s"
         )
     )
     more = "" if samples == 128 else f" --samples {samples}"

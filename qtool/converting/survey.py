@@ -59,8 +59,10 @@ def survey(tensor: Tensor, *, merge: bool = False, recorded: int | None = None) 
             scheme = replace(quant.scheme, scale_dtype="float16")
             return Survey(tensor, obstacle, ANEW, scheme, scale_dtypes=frozenset(_KEPT))
     if quant is None:
-        obstacle = f"is stored as {tensor.stored}, not as whole numbers and scales"
         floats = value.scheme if isinstance(value, GroupQuant) and value.scheme.is_float else None
+        obstacle = f"is stored as {tensor.stored}, not as whole numbers and scales"
+        if isinstance(value, GroupQuant) and floats is None:
+            obstacle = f"is stored as {tensor.stored} with scales of two factors, not of one"
         return Survey(tensor, obstacle, floats=floats)
     if not np.isfinite(quant.scale).all():
         raise FormatError(f"{tensor.name}: a scale is not finite; the artifact is damaged")

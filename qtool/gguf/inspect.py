@@ -18,6 +18,7 @@ from typing import Any
 from qtool.checkpoint import MATRIX, is_matrix
 from qtool.errors import FormatError, SourceError
 from qtool.formats.gguf_arrays import StoredArray
+from qtool.formats.gguf_cursor import begins_as_gguf
 from qtool.formats.gguf_file import INTEGERS, GgufFile, first_parts
 from qtool.formats.gguf_header import TensorInfo
 from qtool.formats.gguf_values import Kind, Value
@@ -41,10 +42,7 @@ def gguf_models(path: Path) -> list[Path]:
             return first_parts(path / name for name in sorted(names) if name.endswith(".gguf"))
         if path.suffix == ".gguf":
             return [path]
-        if not path.is_file():  # opening a pipe would wait for its writer
-            return []
-        with open(path, "rb") as file:
-            return [path] if file.read(4) == b"GGUF" else []
+        return [path] if begins_as_gguf(path) else []
     except OSError:
         return []
 

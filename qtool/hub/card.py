@@ -78,7 +78,7 @@ def with_quality(body: str, evaluations: Sequence[Mapping[str, Any]]) -> str:
             Path(str(text)).name if text else "-",
             _number(one.get("perplexity"), "{:.4f}"),
             _number(one.get("reference_perplexity"), "{:.4f}"),
-            _number(kld.get("mean") if isinstance(kld, Mapping) else None, "{:.5f}"),
+            _number(kld.get("mean") if isinstance(kld, Mapping) else None, "{:z.5f}"),
             _number(one.get("top1_agreement"), "{:.2%}"),
         ]
         rows.append(f"| {' | '.join(cell.replace('|', ' ') for cell in cells)} |")

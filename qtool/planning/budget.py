@@ -72,7 +72,7 @@ def choose(
             least = found
     assert least is not None
     needed = -(-least.nbytes // _MIB)
-    given = mib(max_ram) if max_ram >= _MIB else f"{max_ram} bytes"
+    given = f"{max_ram:,} bytes" if max_ram % _MIB else mib(max_ram)
     raise UnsupportedError(
         f"--max-ram: {given} is too little for this model and recipe, the least that would "
         f"do is {needed}MiB; most of it is for {least.of}"

@@ -1,13 +1,9 @@
 """How numbers are written: each with its unit, as many digits as mean something."""
 
+from qtool.printable import size
 from qtool.report.facts import Quality
 
-
-def size(nbytes: float) -> str:
-    """Decimal megabytes; gigabytes from 10 on, kilobytes below one megabyte."""
-    if nbytes < 1e6:
-        return f"{nbytes / 1e3:.1f} kB"
-    return f"{nbytes / 1e9:.2f} GB" if nbytes >= 1e10 else f"{nbytes / 1e6:.1f} MB"
+__all__ = ["bits", "error", "how", "optional", "plural", "share", "size", "small", "with_spread"]
 
 
 def bits(value: float) -> str:

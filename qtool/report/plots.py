@@ -61,7 +61,7 @@ def pareto(points: Sequence[Point], *, alone: bool = False) -> Markup:
             (point.nbytes - left) / (right - left),
             (math.log10(max(point.kld, _LEAST)) - low) / (high - low),
             point.name,
-            f"{point.label}: {figures.size(point.nbytes)}, KL divergence {point.kld:.5f} nats",
+            f"{point.label}: {figures.size(point.nbytes)}, KL divergence {point.kld:z.5f} nats",
             point.front,
         )
         for point in points
@@ -90,7 +90,7 @@ def sweep(found: Sweep) -> Markup:
             (value - left) / (right - left),
             (math.log10(max(kld, _LEAST)) - low) / (high - low),
             f"{kld:.3g}" if kld == best else "",
-            f"{found.key} {value:g}: KL divergence {kld:.5f} nats ({artifact})",
+            f"{found.key} {value:g}: KL divergence {kld:z.5f} nats ({artifact})",
             kld == best,
         )
         for value, kld, artifact in found.points

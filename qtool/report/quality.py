@@ -101,7 +101,7 @@ def _explained(rows: Sequence[Quality]) -> str:
 
 def _swept(report: Report) -> list[Markup]:
     assert report.sweep is not None
-    rows = [(f"{value:g}", label, f"{kld:.5f}") for value, kld, label in report.sweep.points]
+    rows = [(f"{value:g}", label, f"{kld:z.5f}") for value, kld, label in report.sweep.points]
     return [
         element("h3", f"What {report.sweep.key} does"),
         element(

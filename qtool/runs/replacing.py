@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from qtool.errors import UnsupportedError
+from qtool.formats.gguf_cursor import begins_as_gguf
 from qtool.record import FILE_NAME
 
 _WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")
@@ -54,7 +55,7 @@ def check_replaceable(out: Path, replace: Replace) -> None:
         )
     _check_inputs(out, replace.inputs)
     if not out.is_dir():
-        if not (out.name.lower().endswith(".gguf") and _is_gguf(out)):
+        if not (out.name.lower().endswith(".gguf") and begins_as_gguf(out)):
             raise UnsupportedError(
                 f"{out}: is no GGUF file; --replace takes the place of those, whose names end in "
                 ".gguf, and of folders that qtool made; remove it or choose another -o"
@@ -104,15 +105,6 @@ def _check_inputs(out: Path, inputs: Sequence[Path]) -> None:
             f"{out}: is the working folder, or holds it, and cannot be replaced; choose another -o"
         )
     check_apart(out, *inputs)
-
-
-def _is_gguf(out: Path) -> bool:
-    """Whether a file begins as they do; one that cannot be read does not."""
-    with suppress(OSError):
-        if out.is_file():
-            with out.open("rb") as file:
-                return file.read(4) == b"GGUF"
-    return False
 
 
 def _foreign(folder: Path) -> list[str]:
