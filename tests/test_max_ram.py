@@ -243,8 +243,8 @@ def test_the_refusal_names_what_would_do() -> None:
     with pytest.raises(UnsupportedError) as refusal:
         budget.choose(None, 3, 9_000_000, estimated)
     assert str(refusal.value) == (
-        "--max-ram: 9,000,000 bytes is too little for this model and recipe, the least that would do is "
-        "10MiB; most of it is for a block"
+        "--max-ram: 9,000,000 bytes is too little for this model and recipe, the least that would "
+        "do is 10MiB; most of it is for a block"
     )
     with pytest.raises(UnsupportedError, match=r"^--max-ram: 8MiB is too little"):
         budget.choose(None, 3, 8 << 20, estimated)
