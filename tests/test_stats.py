@@ -313,7 +313,9 @@ def test_other_safetensors_files_are_no_statistics(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="not a statistics file"):
         StatsFile.open(path)
     path.write_bytes(b"GGUF\3\0\0\0" + bytes(64))
-    with pytest.raises(FormatError, match="a GGUF file; an importance matrix is given by --imatrix"):
+    with pytest.raises(
+        FormatError, match="a GGUF file; an importance matrix is given by --imatrix"
+    ):
         StatsFile.open(path)
 
 
