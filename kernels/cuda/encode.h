@@ -20,6 +20,7 @@
 namespace qt {
 namespace lane {
 #include "gguf_encode_book_body.h"
+#include "gguf_encode_iq1_body.h"
 #include "gguf_encode_k_body.h"
 #include "gguf_encode_k_symmetric_body.h"
 #include "gguf_encode_lattice_body.h"
@@ -181,7 +182,7 @@ struct Squares {
 #define QT_ENCODED_WHOLE(X)                                                                  \
     X(iq2_xxs, 256, 66, encode_iq2_xxs) X(iq2_xs, 256, 74, encode_iq2_xs)                    \
     X(iq2_s, 256, 82, encode_iq2_s) X(iq3_xxs, 256, 98, encode_iq3_xxs)                      \
-    X(iq3_s, 256, 110, encode_iq3_s)
+    X(iq3_s, 256, 110, encode_iq3_s) X(iq1_s, 256, 50, encode_iq1_s) X(iq1_m, 256, 56, encode_iq1_m)
 
 namespace encoded {
 #define QT_TYPE(name, count, size, function, at_once)                       \

@@ -252,9 +252,9 @@ def all_cases() -> Iterator[Case]:
     larger = (_awq("float16"), _gptq(4, "float16"), _packed(4, "float16"))
     for case in (*larger, _gguf(BY_NAME["Q4_K"], "float16"), _fp4("mxfp4", "e8m0", 32, "float16")):
         yield replace(case, name=f"{case.name} 28672x8192", shape=(28672, 8192))
-    for name in encode_tasks.ENCODED:
-        plain = () if BY_NAME[name].needs_importance else (False,)
-        yield from (_encode(BY_NAME[name], weighted) for weighted in (*plain, True))
+    for block in BY_NAME.values():
+        plain = () if block.needs_importance else (False,)
+        yield from (_encode(block, weighted) for weighted in (*plain, True))
     yield from (_rounded(4, 0), _rounded(4, 20), _swept(4))
     yield from (_swept_onto(BY_NAME[name]) for name in ("Q4_K", "IQ4_XS"))
     for kind in ("awq", "gptq", "q4_k"):

@@ -21,6 +21,7 @@ OPTIONS = ("std=c++17", "fma=false", "ftz=false", "diag-error=all")
 # What the kernels share with those of the CPU; CMakeLists.txt installs the same.
 SHARED = (
     "gguf_encode_book_body.h",
+    "gguf_encode_iq1_body.h",
     "gguf_encode_k_body.h",
     "gguf_encode_k_symmetric_body.h",
     "gguf_encode_lanes.h",

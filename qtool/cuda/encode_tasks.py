@@ -16,11 +16,6 @@ from qtool.gguf_types import BlockType
 _THREADS = 64  # of a block, and so many blocks of GGUF
 # With importance, these weigh an error by the mean square of the whole row.
 _BY_ROW = ("Q4_0", "Q4_1", "Q5_0", "Q5_1")
-ENCODED = (
-    *_BY_ROW, "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS",
-    "TQ1_0", "TQ2_0", "MXFP4", "NVFP4", "Q1_0", "Q2_0",
-    "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S",
-)  # fmt: skip
 
 
 def _weights(weight: Any) -> tuple[tuple[int, int], dict[str, int]]:
@@ -39,7 +34,7 @@ def needs_means(block: BlockType, importance: Any) -> bool:
 
 def needs_lattice(block: BlockType) -> bool:
     """Whether `encode` of this type takes `lattice`."""
-    return block.name.startswith(("IQ2", "IQ3"))
+    return block.name.startswith(("IQ1", "IQ2", "IQ3"))
 
 
 def encode(
@@ -59,8 +54,6 @@ def encode(
     the only one without matrix_rows. means: room for float32 [rows], where `needs_means`. lattice:
     both arrays of `qtool.native_gguf.lattice`, where `needs_lattice`.
     """
-    if block.name not in ENCODED:
-        raise ValueError(f"{block.name} has no encoder here, expected one of {', '.join(ENCODED)}")
     (rows, cols), fields = _weights(weight)
     described = describe("out", out, ("uint8",), (rows, block.row_bytes(cols)))
     tasks: list[Task] = []

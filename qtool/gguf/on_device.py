@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from qtool import native_gguf
 from qtool.cuda import float_tasks
-from qtool.cuda.encode_tasks import ENCODED, encode, needs_lattice, needs_means, squares
+from qtool.cuda.encode_tasks import encode, needs_lattice, needs_means, squares
 from qtool.cuda.staging import Place, Places
 from qtool.formats.gguf_writer import GgufWriter
 from qtool.gguf.pieces import (
@@ -55,8 +55,7 @@ def batches(
     numbers: Sequence[int],
     given: Given = Given(),
 ) -> list[Batch]:
-    """All of these pieces, in their order; piece by piece what has no encoder on a GPU, or is made
-    already."""
+    """All of these pieces, in their order; piece by piece what no GPU encodes, or is made already."""
     found: list[Batch] = []
     tensor, weights = -1, 0
     for number in numbers:
@@ -78,13 +77,7 @@ def encodes(tensor: PlannedTensor) -> bool:
     """Whether a GPU encodes a tensor."""
     source = tensor.source.type
     known = source in FLOATS or source.name in BY_NAME
-    return not tensor.copied and known and tensor.type.name in ENCODED
-
-
-def left_to_the_cpu(tensors: Sequence[PlannedTensor]) -> list[str]:
-    """The types that tensors are encoded as, and that no GPU encodes."""
-    left = [t.type.name for t in tensors if not t.copied and t.type.name in BY_NAME]
-    return sorted({name for name in left if name not in ENCODED})
+    return not tensor.copied and known and tensor.type.name in BY_NAME
 
 
 @dataclass(frozen=True)

@@ -148,15 +148,11 @@ def _run(
 def _by_the_cpu(plan: GgufPlan) -> list[str]:
     """Sentences on what a GPU does not do of a plan."""
     from qtool.gguf.levels import together
-    from qtool.gguf.on_device import left_to_the_cpu
 
-    said, without = [], "there being no kernel for GPUs"
-    if left := left_to_the_cpu(plan.tensors):
-        said.append(f"encoded by the CPU, {without}: {', '.join(left)}")
     swept = {tensor.type for tensor in plan.tensors if tensor.swept}
-    if left := sorted(type_.name for type_ in swept if together(type_) > 1):
-        said.append(f"GPTQ's points were chosen by the CPU, {without}: {', '.join(left)}")
-    return said
+    left = sorted(type_.name for type_ in swept if together(type_) > 1)
+    said = "GPTQ's points were chosen by the CPU, there being no kernel for GPUs"
+    return [f"{said}: {', '.join(left)}"] if left else []
 
 
 def _write(
