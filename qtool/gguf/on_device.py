@@ -55,7 +55,8 @@ def batches(
     numbers: Sequence[int],
     given: Given = Given(),
 ) -> list[Batch]:
-    """All of these pieces, in their order; piece by piece what no GPU encodes, or is made already."""
+    """All of these pieces, in their order; one by one those that no GPU encodes, or that are made
+    already."""
     found: list[Batch] = []
     tensor, weights = -1, 0
     for number in numbers:
