@@ -2,7 +2,9 @@
 What they give is qtool's own, bit for bit, or as near to exact sums."""
 
 import dataclasses
+import importlib.util
 import re
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,11 +36,20 @@ from qtool.gguf_types import BY_NAME
 
 __all__ = ["emulator"]
 
-TEXT = (Path(__file__).parent / "gpu" / "tried.h").read_text()
+_SPEC = importlib.util.spec_from_file_location("tried", Path(__file__).parent / "gpu" / "tried.py")
+assert _SPEC is not None and _SPEC.loader is not None
+_tried = importlib.util.module_from_spec(_SPEC)
+sys.modules["tried"] = _tried  # where its dataclass looks
+_SPEC.loader.exec_module(_tried)
+TEXT = _tried.source()
 _LISTED = re.compile(r"X\((tried_(across|columns|q4_k)_\w+), qt::Gemv<qt::\w+<(.*)>>\)")
-# Of each kernel: the layout it is of, threads of a block, and warps next to each other.
+# Of each kernel: the layout it is of, threads of a block, warps next to each other, their rows.
 TRIED = {
-    name: (layout, *[int(n) for n in numbers.split(", ") if n.isdigit()][:2])
+    name: (
+        layout,
+        *[int(n) for n in numbers.split(", ") if n.isdigit()][:2],
+        32 if layout == "q4_k" or "half" in name else 64,
+    )
     for name, layout, numbers in _LISTED.findall(TEXT)
 }
 
@@ -59,9 +70,8 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> None:
 @contextmanager
 def instead(name: str, splits: int) -> Iterator[None]:
     """Products by a kernel that is tried, by so many blocks that share rows."""
-    layout, threads, abreast = TRIED[name]
-    rows = abreast * (32 if layout == "q4_k" else 64)
-    blocks = {layout: (rows, threads // 32 // abreast, threads, 1)}
+    layout, threads, abreast, rows = TRIED[name]
+    blocks = {layout: (rows * abreast, threads // 32 // abreast, threads, 1)}
     with (
         patch.dict(more_tasks._BLOCKS, blocks),
         patch.object(more_tasks, "splits_of", lambda *_: splits),
@@ -144,7 +154,7 @@ def test_sums_that_are_exact(emulator: Emulator, name: str) -> None:
 
 ALIKE = [
     name
-    for name, (layout, threads, abreast) in TRIED.items()
+    for name, (layout, threads, abreast, _) in TRIED.items()
     if threads // 32 // abreast == more_tasks._BLOCKS[layout][1]
 ]
 

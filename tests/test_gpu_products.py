@@ -1,9 +1,12 @@
 """tests/gpu/products.py without a GPU: what it would time; its first kernels are qtool's."""
 
+import importlib
 import importlib.util
 import json
+import math
 import re
 import sys
+from concurrent.futures import Future
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -18,7 +21,7 @@ PATH = Path(__file__).parent / "gpu" / "products.py"
 
 
 class _Pool:
-    """Of processes that compile: here nothing is."""
+    """Of processes that compile: here nothing is, and one cannot be."""
 
     def __init__(self, **_: object) -> None:
         pass
@@ -29,8 +32,14 @@ class _Pool:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def map(self, _: object, __: object, sources: list[str], *___: object) -> list[str]:
-        return sources
+    def submit(self, _: object, unit: str, source: str, arch: str) -> "Future[str]":
+        assert (unit, arch) == ("tried", "sm_90")
+        found: Future[str] = Future()
+        if "WordsRing<false, 512" in source.splitlines()[-2]:
+            found.set_exception(RuntimeError("does not compile"))
+        else:
+            found.set_result(source)
+        return found
 
 
 @pytest.fixture
@@ -51,24 +60,26 @@ def products(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
     code = SimpleNamespace(get_kernel=lambda name: SimpleNamespace(handle=7))
     api = SimpleNamespace(ObjectCode=SimpleNamespace(from_cubin=lambda _: code))
     monkeypatch.setattr(compiling, "core", lambda: api)
+    prefix = "CU_FUNC_ATTRIBUTE_"
+    names = ("MAX_DYNAMIC_SHARED_SIZE_BYTES", "PREFERRED_SHARED_MEMORY_CARVEOUT")
     driver = SimpleNamespace(
-        CUfunction_attribute=SimpleNamespace(
-            CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES="most shared"
-        ),
-        cuKernelSetAttribute=lambda what, size, kernel, device: (
-            int((what, kernel, device) != ("most shared", 7, 0) or size <= 48 << 10),
+        CUfunction_attribute=SimpleNamespace(**{prefix + name: name for name in names}),
+        cuKernelSetAttribute=lambda what, value, kernel, device: (
+            int((kernel, device) != (7, 0) or (value == 100) != (what == names[1])),
         ),
     )
     monkeypatch.setitem(sys.modules, "cuda", SimpleNamespace())
     monkeypatch.setitem(sys.modules, "cuda.bindings", SimpleNamespace(driver=driver))
+    monkeypatch.syspath_prepend(str(PATH.parent))
+    monkeypatch.delitem(sys.modules, "tried", raising=False)
     spec = importlib.util.spec_from_file_location("products", PATH)
     assert spec is not None and spec.loader is not None
     found = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "products", found)
     spec.loader.exec_module(found)
+    monkeypatch.setattr(sys.modules["tried"], "ProcessPoolExecutor", _Pool)
     for name, value in {
-        "ProcessPoolExecutor": _Pool, "SHAPES": [(1024, 4096)], "IN_TURN": 1 << 20,
-        "OUT": tmp_path / "out.jsonl",
+        "SHAPES": [(1024, 4096)], "IN_TURN": 1 << 20, "OUT": tmp_path,
     }.items():  # fmt: skip
         monkeypatch.setattr(found, name, value)
     return found
@@ -84,23 +95,28 @@ def test_what_is_timed(
         made.append(found.out)
         return found
 
-    def seconds(tasks: list[Task]) -> float:
-        assert len(tasks) == 4
+    def seconds(tasks: list[Task], nbytes: int) -> float:
+        assert len(tasks) == 4 and nbytes > 1 << 21
         seen.append(tasks[0])
         for out in made:
             out.fill_(1)
+        if tasks[0].shared == 42768:
+            raise RuntimeError("cuLaunchKernelEx says no")
+        if tasks[0].shared == 43280:
+            made[-1][0, 5] = math.nan  # of the last matrix
         return 1e-5 if tasks[0].shared == 91152 or tasks[0].threads == 512 else 2e-5
 
     monkeypatch.setattr(products, "matrix", matrix)
     monkeypatch.setattr(products, "seconds", seconds)
     monkeypatch.setattr("sys.argv", ["products.py"])
     products.main()
-    lines = [json.loads(line) for line in products.OUT.read_text().splitlines()]
+    files = [products.OUT / f"gpu-products-{kind}.jsonl" for kind in products.NAMES]
+    lines = [json.loads(line) for file in files for line in file.read_text().splitlines()]
     assert len(lines) == len(seen) > 60
-    assert {line["kernel"].split()[0] for line in lines} == {"awq", "gptq", "q4_k"}
+    left_out = {"gptq ring-512-1-2-1"}
     for kind in products.NAMES:
         every = {line["kernel"] for line in lines if line["kernel"].split()[0] == kind}
-        assert every == {str(kernel) for kernel in products.kernels_of(kind)}
+        assert every == {str(kernel) for kernel in products.kernels_of(kind)} - left_out
     said = capsys.readouterr().out
     # Of eight vectors qtool's own and the two fastest.
     eight = [line for line in said.splitlines() if " of 8:" in line]
@@ -109,12 +125,30 @@ def test_what_is_timed(
         ["128-1-2-4", "ring-256-1-2-2", "ring-256-2-2-2"],
     ]
     assert {task.shared for task in seen} > {0, 85520, 91152, 171024}
-    monkeypatch.setattr(products, "seconds", lambda _: 1e-5)  # a kernel that writes nothing
-    with pytest.raises(AssertionError, match="nan from"):
-        products.main()
+    failed = {line["kernel"]: line["failed"] for line in lines if "failed" in line}
+    assert failed["awq ring-128-1-2-4"] == "cuLaunchKernelEx says no"
+    assert failed["gptq ring-256-1-2-3-32"] == "nan from gptq 256-2-2"
+    assert "gptq ring-512-1-2-1: does not compile\n" in said
+    assert "ring-256-1-2-3-32 0%" in said and all(
+        line["share"] == 0 for line in lines if "failed" in line
+    )
     monkeypatch.setattr("sys.argv", ["products.py", "q9"])
     with pytest.raises(SystemExit, match="expected some of awq"):
         products.main()
+
+
+@pytest.mark.parametrize(
+    "place", [("awq", 3), ("gptq", 9), ("gptq", -1), ("q4_k", 2), ("q4_k", -1)]
+)
+def test_they_compile(place: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """By NVRTC, as there; of rings, that they take the memory that their launch asks for."""
+    compiled_cuda = pytest.importorskip("cuda.bindings.nvrtc")
+    assert compiled_cuda
+    monkeypatch.syspath_prepend(str(PATH.parent))
+    monkeypatch.delitem(sys.modules, "tried", raising=False)
+    tried = importlib.import_module("tried")
+    kernel = tried.kernels_of(place[0])[place[1]]
+    assert b"gemv_tried" in compiling.compile_source("tried", kernel.unit, "sm_90")
 
 
 def test_its_first_kernels_are_the_ones_in_use(products: Any) -> None:
