@@ -174,7 +174,7 @@ def test_the_same_bits_as_qtools_own(emulator: Emulator, name: str) -> None:
     define.same(emulator.run(task, other), own)
 
 
-@pytest.mark.parametrize("name", [name for name in TRIED if "ahead" not in name])
+@pytest.mark.parametrize("name", TRIED)
 def test_places_are_watched(emulator: Emulator, name: str) -> None:
     """A matrix that ends too early is read outside of it."""
     if isinstance(emulator, OnGpu):
