@@ -14,6 +14,7 @@ import test_native_formats as words_set
 from cuda_emulation import emulator, placed, room
 from test_cuda_encode import encoded
 from test_cuda_gemv import awq_tasks, inputs
+from test_cuda_tried import by, compiled, of_layout
 from test_native_gguf_dequantize import random_blocks
 from test_native_stored import random_quant
 
@@ -31,7 +32,7 @@ from cuda_ptx import ARRAYS, OnPtx
 from ptx import building, machine
 from ptx.parse import parse
 
-__all__ = ["emulator"]
+__all__ = ["compiled", "emulator"]
 
 
 def columns(*shape: int) -> Callable[[OnPtx], bool]:
@@ -119,6 +120,20 @@ def products_of_blocks(emulator: OnPtx) -> bool:
     return True
 
 
+def products_tried(name: str) -> Callable[[OnPtx], bool]:
+    """Of a kernel of tests/gpu/tried.h, of several turns of each warp."""
+
+    def same(emulator: OnPtx) -> bool:
+        _, make, _, _ = of_layout("columns", (64, 2816))
+        tasks, out = make(inputs(2, 2816)), room((2, 64), np.float16)
+        (task,) = by(name, tasks, 1)(out, None, None)
+        emulator.run(task, out)  # which compares with the host
+        return True
+
+    return same
+
+
+BULK, RING = products_tried("tried_columns_bulk"), products_tried("tried_columns_ring")
 NO_BARRIER = (r"bar\.sync", 0, "")
 CASES = [
     ("dequantize_columns_4_f16", columns(72, 136, 8), NO_BARRIER),
@@ -154,6 +169,15 @@ CASES = [
     ("gemv_q4_k", products_of_blocks, (r"cp\.async\.commit_group", -1, "")),
     ("gemv_q4_k", products_of_blocks, (r"cp\.async\.ca", 3, "")),
     ("gemv_q4_k", products_of_blocks, (r"griddepcontrol\.wait;", None, "")),
+    ("tried_columns_ring", RING, (r"bar\.warp\.sync", 0, "")),
+    ("tried_columns_ring", RING, (r"bar\.warp\.sync", 1, "")),
+    ("tried_columns_ring", RING, (r"wait_group 1", 0, "wait_group 2")),
+    ("tried_columns_bulk", BULK, (r"bar\.warp\.sync", -1, "")),
+    ("tried_columns_bulk", BULK, (r"mbarrier\.init.*;", 0, "")),
+    ("tried_columns_bulk", BULK, (r"(mbarrier\.arrive\S+ _, \S+) \S+;", 0, r"\1 16;")),
+    ("tried_columns_bulk", BULK, (r"mbarrier\.try_wait\S+ (\S+), .*;", 0, r"mov.pred \1, 1;")),
+    ("tried_columns_bulk", BULK, (r"(mbarrier\.try_wait\S+ \S+ \S+) \S+;", 0, r"\1 0;")),
+    ("tried_columns_bulk", BULK, (r"(cp\.async\.bulk\S+ \S+ \S+) \S+ ", 0, r"\1 240, ")),
 ]
 
 

@@ -8,7 +8,8 @@
  * the first of a matrix only, but all of a small one: into the second-level cache (WordsAhead), or by
  * copies that take no registers into shared memory, where a warp's lanes read what others of them
  * copied (WordsRing, RowsRing): copies of one instruction lie together as far as the layout lets them,
- * 256 bytes of GPTQ's rows of words, 128 of Q4_K's rows, 32 of AWQ's.
+ * 256 bytes of GPTQ's rows of words, 128 of Q4_K's rows, 32 of AWQ's. BULK: by bulk copies of whole rows,
+ * of which a lane asks for one at once.
  *
  * Rows are a multiple of a warp's, groups of words a multiple of 128 that is a power of two. */
 #ifndef QTOOL_GPU_TRIED_H
@@ -37,6 +38,9 @@
     X(tried_columns_ring, qt::Gemv<qt::WordsRing<false, 128, 1, 2, 4>>)              \
     X(tried_columns_half, qt::Gemv<qt::WordsRing<false, 128, 1, 3, 4, 32>>)          \
     X(tried_columns_deep, qt::Gemv<qt::WordsRing<false, 64, 1, 3, 6>>)               \
+    X(tried_columns_bulk, qt::Gemv<qt::WordsRing<false, 128, 1, 2, 4, 64, true>>)    \
+    X(tried_columns_bulk_half, qt::Gemv<qt::WordsRing<false, 128, 1, 3, 4, 32, true>>) \
+    X(tried_q4_k_bulk, qt::Gemv<qt::RowsRing<128, 1, 2, 4, true>>)                   \
     X(tried_q4_k_early, qt::Gemv<qt::BlocksEarly<128, 1, 2, 4>>)                     \
     X(tried_q4_k_rows, qt::Gemv<qt::RowsRing<128, 1, 2, 4>>)                         \
     X(tried_q4_k_one, qt::Gemv<qt::RowsRing<64, 2, 1, 6>>)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from qtool.cuda import compiling
+from qtool.cuda.tasks import ceil
 
 _HERE = Path(__file__).parent
 # Threads of a block, warps next to each other, (turns of a ring,) blocks an SM has registers for,
@@ -22,17 +23,23 @@ RINGS = [(128, 1, 2, 4), (128, 1, 2, 5), (256, 1, 1, 3), (256, 1, 2, 2), (256, 2
 RINGS += [(512, 1, 2, 1)]
 HALVES = [(128, 1, 4, 5, 32), (256, 1, 2, 3, 32), (256, 1, 4, 2, 32)]  # of GPTQ
 BLOCK_RINGS = [(128, 1, 2, 4), (256, 1, 1, 2), (256, 1, 2, 2), (256, 2, 2, 2)]
+BULK = {
+    "gptq": [(128, 1, 2, 4, 64), (256, 1, 2, 2, 64), (256, 2, 2, 2, 64), *HALVES],
+    "q4_k": [(128, 1, 2, 4), (256, 1, 2, 2), (256, 2, 2, 2)],
+}
 LAYOUTS = {
     ("awq", ""): "GemvWords<true, {}>", ("gptq", ""): "GemvWords<false, {}>",
     ("awq", "ahead"): "WordsAhead<true, {}>", ("gptq", "ahead"): "WordsAhead<false, {}>",
     ("awq", "ring"): "WordsRing<true, {}>", ("gptq", "ring"): "WordsRing<false, {}>",
     ("q4_k", ""): "GemvQ4K<{}>", ("q4_k", "ring"): "RowsRing<{}>",
     ("q4_k", "early"): "BlocksEarly<{}>",
+    ("gptq", "bulk"): "WordsRing<false, {}, true>", ("q4_k", "bulk"): "RowsRing<{}, true>",
 }  # fmt: skip
 NAMES = {"awq": "across", "gptq": "columns", "q4_k": "q4_k"}
 ROWS = {"awq": 64, "gptq": 64, "q4_k": 32}  # of a warp, and columns that it takes at a time
 COLUMNS = {"awq": 128, "gptq": 128, "q4_k": 256}
 PLACES = {"awq": 66.5, "gptq": 66.5, "q4_k": 160.0}  # bytes of a row in a turn of a ring
+APART = {"gptq": 512, "q4_k": 0}  # and of what lies between bulk copies
 VECTORS = 8  # that a block has sums for
 
 
@@ -69,20 +76,23 @@ class Kernel:
 
     @property
     def room(self) -> int:
-        """Bytes of shared memory of a block of a ring: sums of all warps, a flag, and the ring."""
+        """Bytes of shared memory of a block of a ring: sums of all warps, a flag, the ring, and its
+        barriers."""
         threads, _, turns, *_ = self.numbers
         sums, turn = VECTORS * (self.rows + 4) * 4, int(self.rows * PLACES[self.kind])
-        return threads // 32 * (sums + turns * turn) + 16
+        if self.family == "bulk":
+            turn += APART[self.kind] + 8
+        return ceil(threads // 32 * (sums + turns * turn), 16) * 16 + 16
 
     @property
     def shared(self) -> int:
         """Bytes that its launch has to ask for."""
-        return self.room if self.family == "ring" else 0
+        return self.room if self.family in ("ring", "bulk") else 0
 
     @property
     def unit(self) -> str:
         found = source()
-        if self.family != "ring":
+        if not self.shared:
             return f"{found}\nQT_KERNEL(gemv_tried, {self.layout})\n"
         found += f"\nQT_ROOMY_KERNEL(gemv_tried, {self.layout})\n"
         return f"{found}static_assert(sizeof({self.layout}::Room) == {self.room});\n"
@@ -108,6 +118,7 @@ def kernels_of(kind: str) -> list[Kernel]:
     families = {"": WORDS, "ahead": AHEAD, "ring": RINGS + (HALVES if kind == "gptq" else [])}
     if kind == "q4_k":
         families = {"": BLOCKS, "early": BLOCKS[:1], "ring": BLOCK_RINGS}
+    families["bulk"] = BULK.get(kind, [])
     return [Kernel(kind, name, numbers) for name, all_ in families.items() for numbers in all_]
 
 

@@ -16,6 +16,9 @@ template <int BYTES, int WARPS, int DEPTH> struct alignas(16) WarpRing {
     {
         return (thread / 32 * DEPTH + turn) * WORDS + word;
     }
+    /* For bulk copies, of which there is no need here. */
+    QT_MEMBER void begin(uint32_t) {}
+    QT_MEMBER void expect(uint32_t, uint32_t, uint32_t) {}
 #if defined(QT_CHECKED)
     /* Who filled a word, in which of its turns, plus one; turns that a lane has closed, and may read. */
     uint32_t by[WORDS * WARPS * DEPTH], turns[WORDS * WARPS * DEPTH], closed[LANES], open[LANES];
@@ -60,7 +63,7 @@ template <int BYTES, int WARPS, int DEPTH> struct alignas(16) WarpRing {
         return found;
     }
     void close(uint32_t thread) { closed[thread]++; }
-    template <int LEFT> void wait(uint32_t thread)
+    template <int LEFT> void wait(uint32_t, uint32_t, uint32_t thread)
     {
         open[thread] = closed[thread] > LEFT ? closed[thread] - LEFT : 0;
     }
@@ -85,13 +88,91 @@ template <int BYTES, int WARPS, int DEPTH> struct alignas(16) WarpRing {
         asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
     }
-    template <int LEFT> QT_MEMBER void wait(uint32_t)
+    template <int LEFT> QT_MEMBER void wait(uint32_t, uint32_t, uint32_t)
     {
 #if defined(QT_ON_DEVICE) && __CUDA_ARCH__ >= 800
         asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
 #endif
     }
 #endif
+};
+
+/* The same, filled by bulk copies from sm_90 on: a lane asks for many bytes at once, a multiple of 16, and
+ * a barrier of each turn of a warp counts those that have come. Before, as WarpRing is. */
+#if defined(QT_ON_DEVICE) && __CUDA_ARCH__ >= 900
+template <int BYTES, int WARPS, int DEPTH> struct alignas(16) BulkRing {
+    enum { WORDS = BYTES / 4 };
+    uint32_t at[WORDS * WARPS * DEPTH];
+    uint64_t come[WARPS * DEPTH];
+    static QT_MEMBER uint32_t shared(const void *at) { return (uint32_t)__cvta_generic_to_shared(at); }
+    QT_MEMBER uint32_t place(uint32_t turn, uint32_t word, uint32_t thread)
+    {
+        return shared(at + (thread / 32 * DEPTH + turn) * WORDS + word);
+    }
+    QT_MEMBER uint32_t barrier(uint32_t turn, uint32_t thread)
+    {
+        return shared(come + thread / 32 * DEPTH + turn);
+    }
+    QT_MEMBER void begin(uint32_t thread)
+    {
+        if ((thread & 31) == 0) {
+            QT_UNROLL
+            for (int turn = 0; turn < DEPTH; turn++)
+                asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(barrier(turn, thread)) : "memory");
+            asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        }
+        __syncwarp();
+    }
+    QT_MEMBER void expect(uint32_t turn, uint32_t bytes, uint32_t thread)
+    {
+        if ((thread & 31) == 0)
+            asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier(turn, thread)),
+                         "r"(bytes)
+                         : "memory");
+    }
+    template <class T>
+    QT_MEMBER void fill(uint32_t turn, uint32_t word, uint32_t thread, const In<T> &in, uint32_t bytes)
+    {
+        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
+                     "[%3];" ::"r"(place(turn, word, thread)),
+                     "l"(in.at), "r"(bytes), "r"(barrier(turn, thread))
+                     : "memory");
+    }
+    template <class W> QT_MEMBER W get(uint32_t turn, uint32_t word, uint32_t thread) const
+    {
+        return read_shared((const W *)(at + (thread / 32 * DEPTH + turn) * WORDS + word));
+    }
+    QT_MEMBER void close(uint32_t) {}
+    template <int> QT_MEMBER void wait(uint32_t turn, uint32_t parity, uint32_t thread)
+    {
+        uint32_t there = 0;
+        while (!there)
+            asm volatile("{.reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; "
+                         "selp.u32 %0, 1, 0, p;}"
+                         : "=r"(there)
+                         : "r"(barrier(turn, thread)), "r"(parity)
+                         : "memory");
+    }
+};
+#else
+template <int BYTES, int WARPS, int DEPTH> struct BulkRing : WarpRing<BYTES, WARPS, DEPTH> {
+    typedef WarpRing<BYTES, WARPS, DEPTH> Base;
+    uint64_t come[WARPS * DEPTH]; /* that the sizes agree */
+    template <class T>
+    QT_MEMBER void fill(uint32_t turn, uint32_t word, uint32_t thread, const In<T> &in, uint32_t bytes)
+    {
+        QT_ROLLED
+        for (uint32_t k = 0; k < bytes / 16; k++)
+            Base::fill(turn, word + 4 * k, thread, in.from(16 / (int)sizeof(T) * (int64_t)k));
+    }
+};
+#endif
+
+template <bool BULK, int BYTES, int WARPS, int DEPTH> struct RingOf {
+    typedef WarpRing<BYTES, WARPS, DEPTH> Ring;
+};
+template <int BYTES, int WARPS, int DEPTH> struct RingOf<true, BYTES, WARPS, DEPTH> {
+    typedef BulkRing<BYTES, WARPS, DEPTH> Ring;
 };
 
 /* All turns of a warp, of a layout that has `ask`, `inputs_at` and `unit`. Inputs of the next turn are
@@ -106,8 +187,10 @@ template <class LAYOUT> struct Turns {
     {
         QT_UNROLL
         for (int l = 0; l < HELD; l++) {
-            if (i < count)
+            if (i < count) {
+                ring.expect(turn, LAYOUT::COPIED, lanes[l].thread);
                 LAYOUT::ask(t, lanes[l], (uint32_t)i, turn, ring);
+            }
             ring.close(lanes[l].thread);
         }
     }
@@ -118,6 +201,9 @@ template <class LAYOUT> struct Turns {
         Four x[HELD][LAYOUT::INPUTS];
         let_next_begin();
         QT_UNROLL
+        for (int l = 0; l < HELD; l++)
+            ring.begin(lanes[l].thread);
+        QT_UNROLL
         for (int turn = 0; turn < DEPTH; turn++)
             ask(t, lanes, first + turn * step, count, turn, ring);
         wait_for_kernels_before();
@@ -127,17 +213,21 @@ template <class LAYOUT> struct Turns {
             for (int k = 0; k < LAYOUT::INPUTS; k++)
                 if (first < count)
                     x[l][k] = lanes[l].inputs.from((uint32_t)first, LAYOUT::COLUMNS).template wide<Four>(32 * k);
-        uint32_t turn = 0;
+        uint32_t turn = 0, parity = 0; /* of how often the turns came round */
         QT_ROLLED
         for (int32_t i = first; i < count; i += step) {
             QT_UNROLL
             for (int l = 0; l < HELD; l++)
-                ring.template wait<DEPTH - 1>(lanes[l].thread);
+                ring.template wait<DEPTH - 1>(turn, parity, lanes[l].thread);
             meet_warp(); /* what others of the warp copied is there */
             LAYOUT::unit(t, lanes, i + step, i + step < count, turn, ring, x, acc);
             meet_warp(); /* all have read what is copied over */
             ask(t, lanes, i + DEPTH * step, count, turn, ring);
-            turn = turn + 1 == DEPTH ? 0 : turn + 1;
+            turn++;
+            if (turn == DEPTH) {
+                turn = 0;
+                parity ^= 1;
+            }
         }
     }
 };

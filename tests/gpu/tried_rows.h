@@ -9,11 +9,12 @@ namespace qt {
 /* Blocks of Q4_K by copies: 128 bytes of codes of four rows at a time, then the heads of all rows. Rows
  * are 160 bytes from one to the next, so that lanes that read meet in no bank; those that copy heads
  * meet two by two. */
-template <int OF_BLOCK, int NEXT, int TURNS, int OF_SM>
+template <int OF_BLOCK, int NEXT, int TURNS, int OF_SM, bool BULK = false>
 struct RowsRing : GemvQ4K<OF_BLOCK, NEXT, TURNS, OF_SM> {
     typedef GemvQ4K<OF_BLOCK, NEXT, TURNS, OF_SM> Base;
     enum { DEPTH = TURNS, COLUMNS = q4_k::weights, INPUTS = 8, ROWS = 32, TILES = 2, PLACE = 40 };
-    typedef WarpRing<4 * PLACE * ROWS, OF_BLOCK / 32, DEPTH> Ring;
+    enum { COPIED = q4_k::bytes * ROWS };
+    typedef typename RingOf<BULK, 4 * PLACE * ROWS, OF_BLOCK / 32, DEPTH>::Ring Ring;
     typedef typename Base::Lane Lane;
 
     /* Where it copies from: the first of its rows, and that whose head it copies. */
@@ -28,6 +29,18 @@ struct RowsRing : GemvQ4K<OF_BLOCK, NEXT, TURNS, OF_SM> {
     static QT_MEMBER void ask(const Task &t, const Lane &lane, uint32_t i, uint32_t turn, Ring &ring)
     {
         const uint32_t from = i * (q4_k::bytes / Base::UNIT), own = (uint32_t)lane.lane;
+        if constexpr (BULK) { /* a lane a row */
+            ring.fill(turn, own * PLACE, lane.thread, lane.bytes.from(lane.head + from, Base::UNIT),
+                      q4_k::bytes);
+            return;
+        } else {
+            ask_pieces(t, lane, from, turn, ring);
+        }
+    }
+    static QT_MEMBER void ask_pieces(const Task &t, const Lane &lane, uint32_t from, uint32_t turn,
+                                     Ring &ring)
+    {
+        const uint32_t own = (uint32_t)lane.lane;
         In<uint8_t> codes = lane.bytes.from(lane.row[0] + from, Base::UNIT).from(16 + 16 * (own & 7));
         QT_UNROLL
         for (uint32_t k = 0; k < 8; k++) {

@@ -8,14 +8,19 @@ namespace qt {
 
 /* Words by copies. Of 128 columns a warp's 64 rows are 256 bytes of each of GPTQ's 16 rows of words, or 32
  * of each of AWQ's 128, and 128 of scales and 32 of zeros; or a warp has 32 of GPTQ's rows, and half as
- * much of each. They lie where neither the lanes that copy nor those that read meet in a bank. */
-template <bool AWQ, int OF_BLOCK, int NEXT, int TURNS, int OF_SM, int OF_ROWS = 64>
+ * much of each. They lie where neither the lanes that copy nor those that read meet in a bank.
+ *
+ * BULK: GPTQ's, a lane a row of words, one more the scales, and one the zeros; a row of words is followed
+ * by eight that are nobody's, so that no two lanes meet. */
+template <bool AWQ, int OF_BLOCK, int NEXT, int TURNS, int OF_SM, int OF_ROWS = 64, bool BULK = false>
 struct WordsRing : GemvWords<AWQ, OF_BLOCK, NEXT, OF_SM> {
     typedef GemvWords<AWQ, OF_BLOCK, NEXT, OF_SM> Base;
     enum { DEPTH = TURNS, COLUMNS = 128, INPUTS = 4, ROWS = OF_ROWS, TILES = ROWS / 16 };
     enum { PARTS = ROWS / 32, COPIES = 4 * PARTS, ACROSS = 8 * PARTS }; /* of GPTQ's rows of words */
-    enum { SCALES = 16 * ROWS, ZEROS = SCALES + ROWS / 2, BYTES = 4 * (ZEROS + ROWS / 8) };
-    typedef WarpRing<BYTES, OF_BLOCK / 32, DEPTH> Ring;
+    enum { APART = BULK ? ROWS + 8 : ROWS }; /* words of a row of words */
+    enum { SCALES = 16 * APART, ZEROS = SCALES + ROWS / 2, BYTES = 4 * (ZEROS + ROWS / 8) };
+    enum { COPIED = (64 + 2) * ROWS + ROWS / 2 };
+    typedef typename RingOf<BULK, BYTES, OF_BLOCK / 32, DEPTH>::Ring Ring;
     typedef typename Base::template Read<1> Run;
 
     struct Lane {
@@ -28,20 +33,39 @@ struct WordsRing : GemvWords<AWQ, OF_BLOCK, NEXT, OF_SM> {
         const uint32_t lane = (uint32_t)thread & 31, pitch = 4 * (uint32_t)t.pitch;
         In<uint8_t> words(t.codes, t.codes_bytes);
         Lane found = {{}, {}, inputs_of(t, (int32_t)lane), 0, 0, lane, (uint32_t)thread};
-        if (AWQ)
+        if (BULK)
+            found.words = words.from(lane & 15, pitch).from(4 * top);
+        else if (AWQ)
             found.words = words.from(lane >> 1, pitch).from(top / 2 + 16 * (lane & 1));
         else
             found.words = words.from(lane / ACROSS, pitch).from(4 * top + 16 * (lane % ACROSS));
-        if (lane < ROWS / 8) {
-            found.more = In<uint8_t>(t.scale, t.scale_bytes).from(2 * top + 16 * lane);
+        if (BULK ? lane == 16 : lane < ROWS / 8) {
+            found.more = In<uint8_t>(t.scale, t.scale_bytes).from(2 * top + (BULK ? 0 : 16 * lane));
             found.more_of_group = 2 * (uint32_t)t.scale_group;
         } else {
-            found.more = In<uint8_t>(t.zero, t.zero_bytes).from(top / 2 + 16 * (lane % PARTS));
+            found.more = In<uint8_t>(t.zero, t.zero_bytes).from(top / 2 + (BULK ? 0 : 16 * (lane % PARTS)));
             found.more_of_group = 4 * (uint32_t)t.zero_group;
         }
         return found;
     }
+    static QT_MEMBER void ask_bulk(const Task &t, const Lane &lane, uint32_t i, uint32_t turn, Ring &ring)
+    {
+        const uint32_t own = lane.lane, group = i * COLUMNS >> (int32_t)t.group_shift;
+        if (own < 16)
+            ring.fill(turn, own * APART, lane.thread, lane.words.from(i, 64 * (uint32_t)t.pitch), 4 * ROWS);
+        else if (own == 16)
+            ring.fill(turn, SCALES, lane.thread, lane.more.from(group, lane.more_of_group), 2 * ROWS);
+        else if (own == 17)
+            ring.fill(turn, ZEROS, lane.thread, lane.more.from(group, lane.more_of_group), ROWS / 2);
+    }
     static QT_MEMBER void ask(const Task &t, const Lane &lane, uint32_t i, uint32_t turn, Ring &ring)
+    {
+        if constexpr (BULK)
+            ask_bulk(t, lane, i, turn, ring);
+        else
+            ask_pieces(t, lane, i, turn, ring);
+    }
+    static QT_MEMBER void ask_pieces(const Task &t, const Lane &lane, uint32_t i, uint32_t turn, Ring &ring)
     {
         const uint32_t pitch = 4 * (uint32_t)t.pitch, own = lane.lane;
         In<uint8_t> words = lane.words.from(i, (AWQ ? 128 : 16) * pitch);
@@ -77,8 +101,9 @@ struct WordsRing : GemvWords<AWQ, OF_BLOCK, NEXT, OF_SM> {
         } else {
             QT_UNROLL
             for (uint32_t h = 0; h < PARTS; h++) {
-                Four four = ring.template get<Four>(
-                    turn, (PARTS * k + h) * 128 + 32 * own + 4 * (g ^ (2 * own)), lane.thread);
+                const uint32_t from = BULK ? (4 * k + own) * APART + 32 * h + 4 * g
+                                           : (PARTS * k + h) * 128 + 32 * own + 4 * (g ^ (2 * own));
+                Four four = ring.template get<Four>(turn, from, lane.thread);
                 QT_UNROLL
                 for (int i = 0; i < 4; i++)
                     found.word[0][4 * h + i] = four.word[i];

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from ptx.parse import Instruction, Kernel
 
 _REGISTER = re.compile(r"%[\w$]+(?:\.[xyz])?")
-_WRITES_NOTHING = ("st", "bra", "bar", "ret", "griddepcontrol", "red", "cp", "prefetch")
+_WRITES_NOTHING = ("st", "bra", "bar", "ret", "griddepcontrol", "red", "cp", "prefetch", "fence")
 EXIT = -1
 
 
@@ -31,14 +31,19 @@ def registers(text: str) -> list[str]:
     return [name for name in _REGISTER.findall(text) if "." not in name and name != "%laneid"]
 
 
+def _writes_nothing(ins: Instruction) -> bool:
+    barrier = ins.name.startswith(("mbarrier.init", "mbarrier.arrive"))
+    return barrier or ins.parts[0] in _WRITES_NOTHING
+
+
 def writes(ins: Instruction) -> list[str]:
-    if ins.parts[0] in _WRITES_NOTHING or not ins.operands:
+    if _writes_nothing(ins) or not ins.operands:
         return []
     return registers(ins.operands[0])
 
 
 def reads(ins: Instruction) -> list[str]:
-    own = ins.operands if ins.parts[0] in _WRITES_NOTHING else ins.operands[1:]
+    own = ins.operands if _writes_nothing(ins) else ins.operands[1:]
     found = [name for operand in own for name in registers(operand)]
     return [*found, ins.guard] if ins.guard else found
 

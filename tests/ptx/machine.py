@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from ptx import rules_float, rules_integer, tensor
 from ptx.arithmetic import Unspecified
 from ptx.arrays import Array, Order, begin_of
+from ptx.barriers import Barriers
 from ptx.emit import Code
 from ptx.flow import flow
-from ptx.memory import Memory
 from ptx.parse import Kernel, Module
 from ptx.rules_memory import space_of
 from ptx.spaces import Fault
@@ -76,7 +76,7 @@ def compiled(module: Module, name: str, most_arrays: int) -> Compiled:
     return Compiled(kernel, code, watched & code.homes.keys(), tables, _grains(kernel))
 
 
-class Machine(Memory):
+class Machine(Barriers):
     """Some blocks of a grid, from number `begin` on."""
 
     def __init__(

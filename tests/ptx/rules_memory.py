@@ -73,8 +73,38 @@ def _meet(w: Writer, ins: Instruction) -> None:
     w.line("m.meet_warps(lanes)")
 
 
+@rule("mbarrier")
+def _barrier(w: Writer, ins: Instruction) -> None:
+    if ins.name == "mbarrier.init.shared.b64":
+        at, count = ins.operands
+        w.line(f"m.begin_barrier(lanes, {w.address(at)}, {w.use(count, 'u4')})")
+    elif ins.name == "mbarrier.arrive.expect_tx.shared.b64" and ins.operands[0] == "_":
+        _, at, count = ins.operands
+        w.line(f"m.expect_bytes(lanes, {w.address(at)}, {w.use(count, 'u4')})")
+    elif ins.name == "mbarrier.try_wait.parity.shared.b64":
+        to, at, parity = ins.operands
+        w.define(to, f"m.wait_at(lanes, {w.address(at)}, {w.use(parity, 'u4')})", "b")
+    else:
+        raise NotImplementedError(f"{ins.name} {', '.join(ins.operands)}")
+
+
+@rule("fence")
+def _fence(w: Writer, ins: Instruction) -> None:
+    """Orders what barriers are begun with before copies that count at them."""
+    if ins.name != "fence.mbarrier_init.release.cluster":
+        raise NotImplementedError(ins.name)
+
+
+BULK = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
+
+
 @rule("cp")
 def _copy(w: Writer, ins: Instruction) -> None:
+    if ins.name == BULK:
+        to, at, count, barrier = ins.operands
+        places = f"{w.address(to)}, {w.address(at)}, {w.use(count, 'u4')}, {w.address(barrier)}"
+        w.line(f"m.copy_bulk(lanes, {places})")
+        return
     strict(ins, "async", "ca", "cg", "shared", "global", "commit_group", "wait_group")
     if "commit_group" in ins.parts:
         w.line("m.close_copies(lanes)")
