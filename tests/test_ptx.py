@@ -43,6 +43,9 @@ def test_integers() -> None:
     check("rem.s32 %r0, %r1, %r2;", [-1, 1, -1, 1], [-7, 7, -7, 1], [2, -2, -2, 5])
     check("bfi.b32 %r0, %r1, %r2, 8, 4;", [0xFFFFF5FF], [0x35], [0xFFFFFFFF])
     check("bfe.u32 %r0, %r1, 8, 4;", [5], [0x12345678 & ~0xF00 | 0x500])
+    dp2a = [0x00030005], [0x0B0D1113], [100]  # 5 and 3 by the two low bytes, or the two high ones
+    check("dp2a.lo.u32.u32 %r0, %r1, %r2, %r3;", [100 + 5 * 0x13 + 3 * 0x11], *dp2a)
+    check("dp2a.hi.u32.u32 %r0, %r1, %r2, %r3;", [100 + 5 * 0x0D + 3 * 0x0B], *dp2a)
     check("clz.b32 %r0, %r1;", [32, 31, 0, 8], [0, 1, 0x80000000, 0xFFFFFF])
     check("lop3.b32 %r0, %r1, %r2, %r3, 0x96;", [0b1001 ^ 0b0101 ^ 0b0011], [9], [5], [3])
     check("lop3.b32 %r0, %r1, %r2, %r3, 0xea;", [0b0011 | 0b0001], [9], [5], [3])

@@ -41,6 +41,9 @@ def test_states_in_memory_are_nobody_elses() -> None:
     hidden.append(given)
     given += 1
     assert not hidden[0].any() and hidden[0].is_contiguous()
+    with torch.inference_mode():  # of the caller, and not of the threads that write
+        hidden.append(given)
+    hidden[1] = torch.zeros(2, 3, 4)
     for other in (torch.ones(2, 3, 4).double(), torch.ones(4)):
         with pytest.raises(AssertionError):
             hidden[0] = other

@@ -51,8 +51,10 @@ class InMemory:
         self._states: list[torch.Tensor] = []
 
     def append(self, states: torch.Tensor) -> None:
-        """A copy of one more micro-batch."""
-        self._states.append(states.clone(memory_format=torch.contiguous_format))
+        """A copy of one more micro-batch, which other threads may write to whatever mode the caller
+        is in: inference mode is of a thread."""
+        with torch.inference_mode(False):
+            self._states.append(states.clone(memory_format=torch.contiguous_format))
 
     def __len__(self) -> int:
         return len(self._states)

@@ -194,6 +194,23 @@ def _compare(w: Writer, ins: Instruction) -> None:
     return w.define(to, f"~({a} {_COMPARED[opposite[how]]} {b})", "b")
 
 
+@rule("dp2a")
+def _two_products(w: Writer, ins: Instruction) -> None:
+    """d = c and the products of both halves of a and of two bytes of b."""
+    if ins.name not in ("dp2a.lo.u32.u32", "dp2a.hi.u32.u32"):
+        raise NotImplementedError(ins.name)
+    to, *given = ins.operands
+    a, b, c = (w.use(name, "u4") for name in given)
+    first = 16 if ins.parts[1] == "hi" else 0
+
+    def part(of: str, from_: int, bits: int) -> str:
+        mask = w.immediate(str((1 << bits) - 1), "u4")
+        return f"({of} >> {w.immediate(str(from_), 'u4')} & {mask})"
+
+    products = [f"{part(a, 16 * k, 16)} * {part(b, first + 8 * k, 8)}" for k in (0, 1)]
+    w.define(to, " + ".join([c, *products]), "u4")
+
+
 @rule("selp")
 def _choose(w: Writer, ins: Instruction) -> None:
     strict(ins, *INTEGERS, *BITS, *FLOATS)
