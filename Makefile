@@ -84,7 +84,7 @@ ARCH ?= sm_90
 PTX = QTOOL_TEST_DEVICE=ptx $(PYTEST)
 PTX_TESTS := $(wildcard tests/test_cuda_*.py) tests/test_ptx_kernels.py
 PTX_SHORT := test_cuda_dequantize or test_cuda_gemv or test_ptx_kernels or \
-	(test_cuda_tried and near and [1-1) or (test_cuda_encode and \
+	(test_cuda_tried and (compile or (near and [1-1))) or (test_cuda_encode and \
 	(sums or several or (float16 and not bfloat16-IQ) or (cpus and not IQ))) or \
 	(test_cuda_quantize and (test_odd or test_any_levels or Q4_K or True-True-True or \
 	(test_groups and ([2- or [4- or [8-))))

@@ -186,3 +186,14 @@ def test_places_are_watched(emulator: Emulator, name: str) -> None:
     short = {**task.fields, "codes_bytes": task.fields["codes_bytes"] - 16}
     said = emulator.fault(dataclasses.replace(task, fields=short), out.size)
     assert said is not None and "read outside" in said
+
+
+@pytest.mark.parametrize(
+    ("kind", "number"),
+    [("awq", 3), ("gptq", 9), ("gptq", -7), ("gptq", -1), ("q4_k", 2), ("q4_k", 6), ("q4_k", -1)],
+)
+def test_those_that_are_timed_compile(kind: str, number: int) -> None:
+    """By NVRTC, as there; of rings, that they take the memory that their launch asks for."""
+    pytest.importorskip("cuda.bindings.nvrtc", reason="needs NVRTC: make cuda-ptx")
+    kernel = _tried.kernels_of(kind)[number]
+    assert b"gemv_tried" in compiling.compile_source("tried", kernel.unit, "sm_90")

@@ -1,6 +1,5 @@
 """tests/gpu/products.py without a GPU: what it would time; its first kernels are qtool's."""
 
-import importlib
 import importlib.util
 import json
 import math
@@ -135,18 +134,6 @@ def test_what_is_timed(
     monkeypatch.setattr("sys.argv", ["products.py", "q9"])
     with pytest.raises(SystemExit, match="expected some of awq"):
         products.main()
-
-
-@pytest.mark.parametrize(
-    ("kind", "number"), [("awq", 3), ("gptq", 9), ("gptq", -1), ("q4_k", 2), ("q4_k", -1)]
-)
-def test_they_compile(kind: str, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By NVRTC, as there; of rings, that they take the memory that their launch asks for."""
-    pytest.importorskip("cuda.bindings.nvrtc")
-    monkeypatch.syspath_prepend(str(PATH.parent))
-    monkeypatch.delitem(sys.modules, "tried", raising=False)
-    kernel = importlib.import_module("tried").kernels_of(kind)[number]
-    assert b"gemv_tried" in compiling.compile_source("tried", kernel.unit, "sm_90")
 
 
 def test_its_first_kernels_are_the_ones_in_use(products: Any) -> None:

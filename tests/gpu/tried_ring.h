@@ -175,8 +175,8 @@ template <int BYTES, int WARPS, int DEPTH> struct RingOf<true, BYTES, WARPS, DEP
     typedef BulkRing<BYTES, WARPS, DEPTH> Ring;
 };
 
-/* All turns of a warp, of a layout that has `ask`, `inputs_at` and `unit`. Inputs of the next turn are
- * asked for where those of this one were, as soon as they have been used. */
+/* All turns of a warp, of a layout that has `ask` and `unit`, which asks for inputs of the next turn where
+ * those of this one were, as soon as they have been used. */
 template <class LAYOUT> struct Turns {
     enum { DEPTH = LAYOUT::DEPTH };
     typedef typename LAYOUT::Lane Lane;

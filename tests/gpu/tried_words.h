@@ -26,13 +26,13 @@ struct WordsRing : GemvWords<AWQ, OF_BLOCK, NEXT, OF_SM> {
     struct Lane {
         In<uint8_t> words, more; /* of scales, or of zeros */
         Late<uint16_t> inputs;
-        uint32_t more_of_group, place, lane, thread;
+        uint32_t more_of_group, lane, thread;
     };
     static QT_MEMBER Lane lane_of(const Task &t, int32_t top, int32_t thread)
     {
         const uint32_t lane = (uint32_t)thread & 31, pitch = 4 * (uint32_t)t.pitch;
         In<uint8_t> words(t.codes, t.codes_bytes);
-        Lane found = {{}, {}, inputs_of(t, (int32_t)lane), 0, 0, lane, (uint32_t)thread};
+        Lane found = {{}, {}, inputs_of(t, (int32_t)lane), 0, lane, (uint32_t)thread};
         if (BULK)
             found.words = words.from(lane & 15, pitch).from(4 * top);
         else if (AWQ)
