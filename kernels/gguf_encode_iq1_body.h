@@ -149,19 +149,24 @@ ALWAYS void settle(ternary *b, int n, const gguf_lattice *lattice, const near_va
     b->scale = pick(minus, -b->scale, b->scale);
     b->kind = ipick(minus, b->kind ^ 15, b->kind);
     unsigned moved = 0, live = mask_bits(not_lanes(b->empty));
-    for (int g = 0; g < groups; g++)
+    int32_t codes[LANES], kinds[LANES];
+    float scales[LANES];
+    spread_ilanes(kinds, b->kind);
+    spread_lanes(scales, b->scale);
+    for (int g = 0; g < groups; g++) {
+        spread_ilanes(codes, b->code[g]);
         for (unsigned lanes = live; lanes; lanes &= lanes - 1) {
             int lane = first_lane(lanes);
-            int32_t found = lattice->find[ilane_of(b->code[g], lane)];
+            int32_t found = lattice->find[codes[lane]];
             if (found >= 0)
                 continue;
             moved |= 1u << lane;
-            const near_values *own = &values[ilane_of(b->kind, lane) >> g & 1];
-            set_ilane(&b->code[g], lane,
-                      (int32_t)best_near(neighbours(lattice, found), shape, own,
-                                         &b->x_row[lane][8 * g], &b->w_row[lane][8 * g],
-                                         lane_of(b->scale, lane)));
+            codes[lane] = (int32_t)best_near(neighbours(lattice, found), shape,
+                                             &values[kinds[lane] >> g & 1], &b->x_row[lane][8 * g],
+                                             &b->w_row[lane][8 * g], scales[lane]);
         }
+        b->code[g] = ilanes_of(codes);
+    }
     for (int i = 0; i < n; i++) {
         V q = value_of(b->code, b->kind, i), wq = b->w[i] * q;
         sum_qx += wq * b->x[i];
