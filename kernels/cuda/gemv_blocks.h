@@ -143,6 +143,31 @@ template <int OF_BLOCK, int NEXT, int TURNS, int OF_SM> struct GemvQ4K {
             }
         }
     }
+    /* Adds what a block gives: its sums, less minima times the sums of its inputs. */
+    static QT_MEMBER void add_block(const Lane *lanes, const Four (*head)[2 * TILES],
+                                    const Sums (*sums)[HELD], const Sums *of_inputs, Sums (*acc)[HELD])
+    {
+        Inputs halves[HELD];
+        QT_UNROLL
+        for (int l = 0; l < HELD; l++)
+            halves[l] = halves_of(of_inputs[l]);
+        QT_UNROLL
+        for (int p = 0; p < TILES; p++) {
+            Weights w[HELD];
+            Sums less[HELD] = {};
+            QT_UNROLL
+            for (int l = 0; l < HELD; l++)
+                QT_UNROLL
+                for (int j = 0; j < 2; j++) {
+                    w[l].at[j] = minima(head[l][2 * p + j], lanes[l].lane);
+                    w[l].at[2 + j] = mul_halves(w[l].at[j], 0x10001000); /* 2^-REST_RAISED */
+                }
+            multiply(w, halves, less);
+            QT_UNROLL
+            for (int l = 0; l < HELD; l++)
+                add_scaled(head[l] + 2 * p, sums[p][l], less[l], &acc[p][l]);
+        }
+    }
     static QT_MEMBER void block(const Lane *lanes, int32_t i, uint32_t turn, Ring &ring, Sums (*acc)[HELD])
     {
         Sums sums[TILES][HELD] = {}, of_inputs[HELD] = {};
@@ -177,26 +202,7 @@ template <int OF_BLOCK, int NEXT, int TURNS, int OF_SM> struct GemvQ4K {
                 }
             part(lanes, codes, pairs, n, x, sums, of_inputs);
         }
-        Inputs halves[HELD];
-        QT_UNROLL
-        for (int l = 0; l < HELD; l++)
-            halves[l] = halves_of(of_inputs[l]);
-        QT_UNROLL
-        for (int p = 0; p < TILES; p++) {
-            Weights w[HELD];
-            Sums less[HELD] = {};
-            QT_UNROLL
-            for (int l = 0; l < HELD; l++)
-                QT_UNROLL
-                for (int j = 0; j < 2; j++) {
-                    w[l].at[j] = minima(head[l][2 * p + j], lanes[l].lane);
-                    w[l].at[2 + j] = mul_halves(w[l].at[j], 0x10001000); /* 2^-REST_RAISED */
-                }
-            multiply(w, halves, less);
-            QT_UNROLL
-            for (int l = 0; l < HELD; l++)
-                add_scaled(head[l] + 2 * p, sums[p][l], less[l], &acc[p][l]);
-        }
+        add_block(lanes, head, sums, of_inputs, acc);
     }
     /* acc += 2^-LOWERED (d sums - dmin minima) of two rows, of which sums are 2^-LOWERED as large as they
      * should be, and minima 2^-4. */

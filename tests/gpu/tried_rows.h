@@ -32,7 +32,6 @@ struct RowsRing : GemvQ4K<OF_BLOCK, NEXT, TURNS, OF_SM> {
         if constexpr (BULK) { /* a lane a row */
             ring.fill(turn, own * PLACE, lane.thread, lane.bytes.from(lane.head + from, Base::UNIT),
                       q4_k::bytes);
-            return;
         } else {
             ask_pieces(t, lane, from, turn, ring);
         }
@@ -83,26 +82,7 @@ struct RowsRing : GemvQ4K<OF_BLOCK, NEXT, TURNS, OF_SM> {
             for (int l = 0; more && l < HELD; l++)
                 x[l][n] = lanes[l].inputs.from((uint32_t)next, COLUMNS).template wide<Four>(32 * n);
         }
-        Inputs halves[HELD];
-        QT_UNROLL
-        for (int l = 0; l < HELD; l++)
-            halves[l] = Base::halves_of(of_inputs[l]);
-        QT_UNROLL
-        for (int p = 0; p < TILES; p++) {
-            Weights w[HELD];
-            Sums less[HELD] = {};
-            QT_UNROLL
-            for (int l = 0; l < HELD; l++)
-                QT_UNROLL
-                for (int j = 0; j < 2; j++) {
-                    w[l].at[j] = Base::minima(head[l][2 * p + j], lanes[l].lane);
-                    w[l].at[2 + j] = mul_halves(w[l].at[j], 0x10001000);
-                }
-            multiply(w, halves, less);
-            QT_UNROLL
-            for (int l = 0; l < HELD; l++)
-                Base::add_scaled(head[l] + 2 * p, sums[p][l], less[l], &acc[p][l]);
-        }
+        Base::add_block(lanes, head, sums, of_inputs, acc);
     }
     static QT_MEMBER void run(const Task &t, const Lane *lanes, int32_t first, int32_t step, Ring &ring,
                               Sums (*acc)[HELD])
