@@ -23,8 +23,9 @@ from qtool.memory import memory
 
 _PACKAGES = (
     "torch", "transformers", "huggingface-hub", "hf-xet", "safetensors", "tokenizers", "gguf",
-    "numpy", "pydantic",
+    "numpy", "pydantic", "pyarrow", "zstandard",
 )  # fmt: skip
+_OPTIONAL = ("hf-xet", "pyarrow", "zstandard")  # without which the rest does what it does
 _ENGINES = ("vllm", "sglang", "gptqmodel", "compressed-tensors", "exllamav2", "mlx-lm")
 _PROGRAMS = {
     "llama.cpp": ("llama-server", "llama-cli"),
@@ -231,7 +232,8 @@ def _hub() -> Hub:
 def _advice(found: Examined) -> list[str]:
     """One sentence for each thing that will stand in the way."""
     said = []
-    missing = [name for name, one in found.packages.items() if one is None and name != "hf-xet"]
+    missing = [name for name, version in found.packages.items() if version is None]
+    missing = [name for name in missing if name not in _OPTIONAL]
     if missing:
         said.append(f"{', '.join(missing)}: not installed; `pip install qtool` brings them")
     simd, hub = found.simd, found.hub

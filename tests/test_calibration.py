@@ -17,20 +17,21 @@ import pytest
 from numpy.typing import NDArray
 from typer.testing import CliRunner
 
-from qtool.calibrating import calibration, texts, tokenizing
+from qtool.calibrating import calibration, tokenizing
 from qtool.calibrating.calibration import calibration_tokens, chunks
-from qtool.calibrating.mixture import check_source
-from qtool.calibrating.texts import Text, default_text, load_text, read_text
 from qtool.calibrating.tokenizing import tokenize
 from qtool.cli.main import app
 from qtool.errors import SourceError, UnsupportedError
 from qtool.hub import tiny_folder
 from qtool.runs.progress import Progress
+from qtool.texts import stored
+from qtool.texts.mixture import check_source
+from qtool.texts.source import Text, default_text, load_text, read_text
 
 # In a process of its own: huggingface_hub reads its environment when it is imported.
 LOAD = """
 import json, sys
-from qtool.calibrating.texts import load_text
+from qtool.texts.source import load_text
 from qtool.errors import QtoolError
 found = []
 for source in sys.argv[1:]:
@@ -207,7 +208,7 @@ def test_a_text_is_read_some_at_a_time(
     suffix: str, at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Characters of several bytes and ends of lines lie across what is read together."""
-    monkeypatch.setattr(texts, "_AT_ONCE", at_once)
+    monkeypatch.setattr(stored, "AT_ONCE", at_once)
     path = tmp_path / f"texts.{suffix}"
     text = "naïve\r\n你好\r\r\n🙂\n\r"
     path.write_bytes(text.encode())
@@ -241,8 +242,8 @@ def test_a_byte_order_mark_is_no_text(name: str, tmp_path: Path) -> None:
         ('{"text": 3}\n', r":1: expected an object whose `text`"),
         ('{"prompt": "a", "response": "b"}\n', r":1: expected .* list; found prompt, response$"),
         ('{"prompt": "a", "completion": [{"role": "user"}]}\n', r"; found prompt, completion$"),
-        ("[1]\n", r":1: expected an object"),
-        ("[" * 100_000, r":1: not JSON"),
+        ("1\n", r":1: expected an object"),
+        ('{"text":' * 100_000, r":1: not JSON"),
     ],
 )
 def test_bad_jsonl_names_the_line(content: str, said: str, tmp_path: Path) -> None:
@@ -264,7 +265,7 @@ def test_bytes_that_are_no_text_are_an_error(tmp_path: Path) -> None:
 def test_the_byte_that_is_no_text_is_counted_from_the_start_of_the_file(
     content: bytes, at: int, at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(texts, "_AT_ONCE", at_once)
+    monkeypatch.setattr(stored, "AT_ONCE", at_once)
     path = tmp_path / "text.txt"
     path.write_bytes(content)
     with pytest.raises(SourceError, match=f"byte {at} is not UTF-8"):
@@ -346,7 +347,7 @@ def test_a_dataset_of_the_hub(tmp_path: Path) -> None:
     (texts / "README.md").write_text("# texts")
     (texts / "data" / "test.jsonl").write_text('{"text": "test"}\n')
     (texts / "data" / "train.jsonl").write_text('{"text": "one"}\n{"text": "two"}\n')
-    (tables / "train.parquet").write_bytes(b"PAR1")
+    (tables / "train.arrow").write_bytes(b"ARROW1")
     with hub_server.serve({"ann/texts": texts, "ann/tables": tables}) as server:
         cache = tmp_path / "cache"
         first, named, *errors = loaded(
@@ -358,9 +359,9 @@ def test_a_dataset_of_the_hub(tmp_path: Path) -> None:
             "ann/nothing",
             "ann/texts:data/absent.txt",
         )
-    assert first == [["one\ntwo"], "ann/texts"]
+    assert first == [["one\ntwo"], "ann/texts:data/train.jsonl"]
     assert named == [["test"], "ann/texts:data/test.jsonl"]
-    assert "no text or JSONL file" in errors[0] and "Parquet" in errors[0]
+    assert "no file of texts: text, JSONL, CSV or Parquet (it has train.arrow)" in errors[0]
     assert "does not exist" in errors[1]
     assert "has no file 'data/absent.txt'" in errors[2]
     # Without a network a file that was named is served from the cache.
@@ -403,7 +404,7 @@ def test_how_much_of_a_long_text_is_done_is_shown(
 ) -> None:
     monkeypatch.setattr(calibration, "_SHORT", 1000)
     monkeypatch.setattr(calibration, "_LONG", 2000)
-    monkeypatch.setattr(texts, "_AT_ONCE", 1000)
+    monkeypatch.setattr(stored, "AT_ONCE", 1000)
     path, log = tmp_path / "long.txt", tmp_path / "log"
     for length, shown in ((1500, False), (4500, True)):
         path.write_text("the and in "[: length % 11] + "the and in " * (length // 11))
@@ -424,5 +425,6 @@ def test_a_plan_counts_a_long_text(recipe: str, tmp_path: Path) -> None:
     assert CliRunner().invoke(app, [*words, "--max-ram", "600MiB"]).exit_code == 0
     with path.open("r+b") as file:
         file.truncate(200 << 20)  # of which nothing lies on the disk
-    result = CliRunner().invoke(app, [*words, "--max-ram", "600MiB"])
+    settings = ["--samples", "512", "--length", "4096"]  # chosen from more than that
+    result = CliRunner().invoke(app, [*words, *settings, "--max-ram", "600MiB"])
     assert "most of it is for the tokens of the whole calibration text" in str(result.exception)

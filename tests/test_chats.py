@@ -12,12 +12,12 @@ import small_tokenizers as small
 from test_calibration import Settings
 
 from qtool.calibrating.calibration import calibration_tokens
-from qtool.calibrating.mixture import check_source
-from qtool.calibrating.texts import load_text, read_text
 from qtool.errors import QtoolError, SourceError, UnsupportedError
 from qtool.formats.gguf_values import string
 from qtool.gguf.tokenizer_files import tokenizer_files
 from qtool.gguf.tokenizers import tokenizer_metadata
+from qtool.texts.mixture import check_source
+from qtool.texts.source import load_text, read_text
 
 TEMPLATE = """{%- for message in messages %}
 {%- if message.role not in ['system', 'user', 'assistant'] %}

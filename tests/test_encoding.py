@@ -18,7 +18,7 @@ from tokenizers import (
 )  # fmt: skip
 
 from qtool.calibrating import encoding
-from qtool.calibrating.texts import default_text
+from qtool.texts.source import default_text
 
 LINES = default_text()[:40_000]
 CHINESE = "".join(chr(0x4E00 + k * k % 900) + ("。" if k % 17 == 0 else "") for k in range(9000))

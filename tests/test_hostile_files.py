@@ -33,12 +33,12 @@ from hostile.servers import Lie
 from quantizing import Call, Called, caller
 from range_server import RangeServer
 
-from qtool.calibrating import texts
 from qtool.errors import FormatError
 from qtool.formats import safetensors_header
 from qtool.formats.gguf_writer import lay_out
 from qtool.gguf.general import general_metadata
 from qtool.runs.journal import Journal
+from qtool.texts import source as texts
 
 TABLES = {
     "header": headers.HEADERS,

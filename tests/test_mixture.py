@@ -1,6 +1,7 @@
 """Several texts to calibrate on, in the shares that a YAML file says."""
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,6 @@ from typer.testing import CliRunner
 
 from qtool.calibrating import calibration
 from qtool.calibrating.calibration import calibration_tokens
-from qtool.calibrating.mixture import Mixture, Part, check_source, mixture
-from qtool.calibrating.texts import TOPICS
 from qtool.cli.main import app
 from qtool.errors import SourceError
 from qtool.hub import tiny_folder
@@ -20,6 +19,8 @@ from qtool.matrix.shared import text_digest
 from qtool.planning.shapes import text_bytes
 from qtool.recipe.recipe import Calibration
 from qtool.runs.progress import Progress
+from qtool.texts.mixture import Mixture, Part, check_source, mixture
+from qtool.texts.source import TOPICS
 
 WORDS = {
     "sea.txt": "the sea is wide and the ships are few; ",
@@ -153,14 +154,31 @@ def test_refused(said: str, words: list[str], folder: Path) -> None:
 
 def test_plans_count_the_longest(folder: Path) -> None:
     sizes = [(folder / name).stat().st_size for name in WORDS]
-    assert text_bytes(str(folder / "mix.yaml")) == max(sizes) > min(sizes)
+    of = Calibration(source=str(folder / "mix.yaml"))
+    assert text_bytes(of) == max(sizes) > min(sizes)
     (folder / "mix.yaml").write_text("- nothing.txt")  # is said where a text is wanted
-    assert text_bytes(str(folder / "mix.yaml")) == 0
+    assert text_bytes(of) == 0
     said = CliRunner().invoke(
         app, ["plan", "tiny", "--recipe", "w4g128-awq",
               "--set", f"calibration.source={folder / 'mix.yaml'}"],
     )  # fmt: skip
     assert said.exit_code == 0 and "nothing.txt: no such file" in " ".join(said.stdout.split())
+
+
+def test_plans_count_what_is_read_of_a_text(tmp_path: Path) -> None:
+    for name, nbytes, counted in (
+        ("short.txt", 1000, 1000),
+        ("long.txt", 100 << 20, 2 << 24),
+        ("packed.jsonl.gz", 1000, 8000),
+        ("table.parquet", 100 << 20, 2 << 24),
+    ):
+        path = tmp_path / name
+        path.touch()
+        os.truncate(path, nbytes)
+        assert text_bytes(Calibration(source=str(path))) == counted
+    many = Calibration(source=str(tmp_path / "long.txt"), samples=1024, length=512)
+    assert text_bytes(many) == 2 * 64 * 1024 * 512
+    assert text_bytes(Calibration(source="ann/texts")) == 0
 
 
 def test_digests_of_gguf_sources_hang_on_texts_and_shares(folder: Path) -> None:

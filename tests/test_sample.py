@@ -19,7 +19,6 @@ from quantizing import Call, caller
 import qtool
 from qtool.calibrating.device import Device
 from qtool.calibrating.skeleton import Skeleton
-from qtool.calibrating.texts import load_text
 from qtool.calibrating.tokenizing import decoder, tokenize
 from qtool.errors import QtoolError, SourceError, UnsupportedError, UsageError
 from qtool.generating import sample as module
@@ -29,6 +28,7 @@ from qtool.quality.engine_inputs import activations
 from qtool.quality.forward import forward
 from qtool.quality.weights import open_weights
 from qtool.runs.progress import Progress
+from qtool.texts.source import load_text
 
 __all__ = ["device", "emulator"]
 

@@ -126,8 +126,9 @@ def evaluate(
     from qtool.quality.evaluate import evaluate as run
     from qtool.runs.progress import Progress
     from qtool.runs.request import device_of
+    from qtool.texts.source import text_file
 
-    chosen = Protocol(protocol, Path(text), windows, length)
+    chosen = Protocol(protocol, text_file(text), windows, length)
     check_protocol(chosen)
     place = device_of(device, ways_back=False)
     progress = progress or Progress(quiet=quiet)
@@ -208,12 +209,13 @@ def compare(
     from qtool.quality.evaluate import evaluate as run
     from qtool.runs.progress import Progress
     from qtool.runs.request import check_names
+    from qtool.texts.source import text_file
 
     artifacts = [artifacts] if isinstance(artifacts, str | Path) else [*artifacts]
     if not artifacts:
         raise UsageError("artifacts: none are named")
     check_names(*artifacts, against)
-    chosen = Protocol(protocol, Path(text), windows, length)
+    chosen = Protocol(protocol, text_file(text), windows, length)
     check_protocol(chosen)
     progress = progress or Progress(quiet=quiet)
     failed: dict[Path, QtoolError] = {}

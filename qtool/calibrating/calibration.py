@@ -1,9 +1,10 @@
 """The tokens that the model reads while its activations are measured.
 
-    text    see qtool.calibrating.texts; several of them in qtool.calibrating.mixture
+    text    see qtool.texts.source; several of them in qtool.texts.mixture
     chunks  each text tokenized as one, without special tokens, and each chat as its template writes
-            it; their ids one after the other, cut consecutively into n chunks of equal length; of
-            these, by number, sorted(numpy.random.default_rng(seed).permutation(n)[:samples])
+            it; their ids one after the other, of many the first, cut consecutively into n chunks of
+            equal length; of these, by number,
+            sorted(numpy.random.default_rng(seed).permutation(n)[:samples])
 
 The digest is over the chosen token ids: equal digests mean equal calibration, wherever the text
 came from.
@@ -19,9 +20,6 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from qtool.calibrating.chats import Chat, render
-from qtool.calibrating.mixture import TooShortError, interleaved, mixture
-from qtool.calibrating.texts import TOPICS, Piece, Texts, load_text
 from qtool.calibrating.tokenizing import (
     TokenizerErrors,
     tokenize,
@@ -32,6 +30,9 @@ from qtool.errors import SourceError
 from qtool.formats import safetensors_file as st
 from qtool.recipe.file import Precision, said_of
 from qtool.runs.progress import Progress
+from qtool.texts.chats import Chat, render
+from qtool.texts.mixture import TooShortError, interleaved, mixture
+from qtool.texts.source import TOPICS, Piece, Texts, load_text, most_read
 
 _SHORT = 1 << 20  # bytes; the default text has half of that
 _LONG = 1 << 22  # bytes, of which it is shown how many are done
@@ -93,19 +94,20 @@ def calibration_tokens(
         own = load_text(part.source)
         where = f"the calibration text ({part.source or TOPICS})"
         # Ids of all of a text are there no longer than this.
-        some = chunks(_ids_of(own, model, progress), count, settings.length, settings.seed, where)
+        ids = _ids_of(own, model, most_read(count * settings.length), progress)
+        some = chunks(ids, count, settings.length, settings.seed, where)
         chosen.append(some)
         name = "file" if of.name else own.name
     return Calibration(interleaved(chosen), name, settings.seed)
 
 
-def _ids_of(texts: Texts, model: Path, progress: Progress | None) -> NDArray[np.integer]:
-    """Of a text; SourceError where the model has no such ids."""
+def _ids_of(texts: Texts, model: Path, most: int, progress: Progress | None) -> NDArray[np.integer]:
+    """Of a text, so many at most; SourceError where the model has no such ids."""
     ids: NDArray[np.integer]
     if (text := _short(texts)) is not None:
         ids = _kept_ids(text, model, _state(model / "tokenizer.json"))
     else:  # may be as long as anybody likes, and is not kept
-        ids = _ids(texts, model, progress)
+        ids = _ids(texts, model, most, progress)
     if ids.size and (highest := int(ids.max())) >= (vocabulary := _vocabulary(model, highest + 1)):
         raise SourceError(
             f"{model}: its tokenizer gives the id {highest}, but config.json has a vocabulary of "
@@ -126,7 +128,7 @@ def check_length(settings: Settings, model: Path) -> None:
 
 def _short(texts: Texts) -> str | None:
     """The text, where it is one, and no longer than is kept."""
-    if texts.size > _SHORT:
+    if texts.size > _SHORT or not texts.plain:
         return None
     found = ""
     for piece in texts.pieces():
@@ -150,12 +152,15 @@ def _kept_ids(text: str, model: Path, state: object) -> NDArray[np.uintc]:
     return ids
 
 
-def _ids(texts: Texts, model: Path, progress: Progress | None) -> NDArray[np.uintc]:
+def _ids(texts: Texts, model: Path, most: int, progress: Progress | None) -> NDArray[np.uintc]:
     """Of texts and chats, one after the other."""
     if progress is None or texts.size <= _LONG:
-        return _joined(_each(texts.pieces(), model))
+        return _joined(_each(texts.pieces(), model), most)
     with progress.transfer("encoding the calibration text", texts.size) as read:
-        return _joined(_each(texts.pieces(read), model))
+        ids = _joined(_each(texts.pieces(read), model), most)
+    if len(ids) == most:
+        progress.say(f"note: of the calibration text the first {most:,} tokens are read")
+    return ids
 
 
 def _each(pieces: Iterator[Piece], model: Path) -> Iterator[NDArray[np.int64]]:
@@ -169,12 +174,14 @@ def _each(pieces: Iterator[Piece], model: Path) -> Iterator[NDArray[np.int64]]:
             yield from tokenized(piece, model)
 
 
-def _joined(some: Iterable[NDArray[np.int64]]) -> NDArray[np.uintc]:
+def _joined(some: Iterable[NDArray[np.int64]], most: int) -> NDArray[np.uintc]:
     """Four bytes each while they come."""
     kept = array("I")
     for ids in some:
         kept.frombytes(ids.astype(np.uintc).tobytes())
-    return np.array(kept, copy=False) if kept else np.empty(0, np.uintc)
+        if len(kept) >= most:
+            break
+    return np.array(kept, copy=False)[:most] if kept else np.empty(0, np.uintc)
 
 
 def _chat_ids(chat: Chat, tokenizer: Any, model: Path) -> NDArray[np.int64]:

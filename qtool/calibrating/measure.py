@@ -24,7 +24,6 @@ from qtool.calibrating.stats import SiteStats
 from qtool.calibrating.stats import Weights as Counts
 from qtool.calibrating.stats_file import StatsFile, StatsWriter
 from qtool.calibrating.stream import LoadedBlock
-from qtool.calibrating.texts import TOPICS
 from qtool.calibrating.weights import Weights
 from qtool.calibrating.workers import Workers
 from qtool.checkpoint import Checkpoint
@@ -44,6 +43,7 @@ from qtool.runs import resume
 from qtool.runs.progress import Progress
 from qtool.runs.workspace import Workspace
 from qtool.structure import packed
+from qtool.texts.source import TOPICS
 
 if TYPE_CHECKING:
     from qtool.gguf.scaling import Scaling

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool.calibrating.encoding import Encode, encoded
-from qtool.calibrating.texts import Text
 from qtool.errors import SourceError, UnsupportedError
 from qtool.formats import safetensors_file as st
+from qtool.texts.source import Text
 
 
 def tokenize(text: str, model: Path, special: bool = False) -> NDArray[np.int64]:

@@ -33,7 +33,9 @@ def calibrate(
     ] = None,
     calibration: Annotated[
         str | None,
-        typer.Option(help="text, JSONL (texts, chats), CSV, YAML of several, or a hub dataset"),
+        typer.Option(
+            help="text, JSON or Parquet (texts, chats), CSV, YAML of several, hub dataset"
+        ),
     ] = None,
     samples: Annotated[int | None, typer.Option(min=1, help="calibration samples")] = None,
     length: Annotated[int | None, typer.Option(min=1, help="tokens in a sample")] = None,
@@ -58,7 +60,7 @@ def calibrate(
     from qtool.calibrating.allocator import share_heap
 
     share_heap()
-    from qtool.calibrating.mixture import check_source
+    from qtool.texts.mixture import check_source
 
     check_source(calibration)  # before imports and a download
     from qtool.calibrating import measure

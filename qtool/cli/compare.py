@@ -18,7 +18,9 @@ def compare(
     against: Annotated[
         str, typer.Option(help="the unquantized model: a folder, a hub id or an alias")
     ],
-    text: Annotated[Path, typer.Option(help="plain text; JSONL or CSV with a `text` field")],
+    text: Annotated[
+        Path, typer.Option(help="plain text; JSON, CSV or Parquet with a `text` field")
+    ],
     windows: Annotated[
         int | None, typer.Option(min=1, help="windows of the text; by default up to 20")
     ] = None,

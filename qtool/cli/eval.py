@@ -15,7 +15,9 @@ def evaluate(
     artifact: Annotated[
         str, typer.Argument(help="a folder or a .gguf file, of any format that is decoded")
     ],
-    text: Annotated[Path, typer.Option(help="plain text; JSONL or CSV with a `text` field")],
+    text: Annotated[
+        Path, typer.Option(help="plain text; JSON, CSV or Parquet with a `text` field")
+    ],
     against: Annotated[
         str | None, typer.Option(help="the unquantized model: a folder, a hub id or an alias")
     ] = None,

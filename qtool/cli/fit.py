@@ -38,7 +38,9 @@ def fit(
     ] = None,
     calibration: Annotated[
         str | None,
-        typer.Option(help="text, JSONL (texts, chats), CSV, YAML of several, or a hub dataset"),
+        typer.Option(
+            help="text, JSON or Parquet (texts, chats), CSV, YAML of several, hub dataset"
+        ),
     ] = None,
     samples: Annotated[
         int | None, typer.Option(min=1, help="samples of the text; 16 by default")
@@ -73,7 +75,7 @@ def fit(
     qtool fit tiny --size 2MB -o mine.yaml
     """
     from qtool.calibrating.allocator import share_heap
-    from qtool.calibrating.mixture import check_source
+    from qtool.texts.mixture import check_source
 
     check_source(calibration)  # before imports and a download
     from qtool.fitting.fit import fit as run

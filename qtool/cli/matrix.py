@@ -32,7 +32,9 @@ def matrix(
     ] = None,
     calibration: Annotated[
         str | None,
-        typer.Option(help="text, JSONL (texts, chats), CSV, YAML of several, or a hub dataset"),
+        typer.Option(
+            help="text, JSON or Parquet (texts, chats), CSV, YAML of several, hub dataset"
+        ),
     ] = None,
     samples: Annotated[int | None, typer.Option(min=1, help="calibration samples")] = None,
     length: Annotated[int | None, typer.Option(min=1, help="tokens in a sample")] = None,
@@ -73,6 +75,7 @@ def matrix(
     from qtool.recipe.recipe import calibration_sets
     from qtool.runs.progress import Progress
     from qtool.runs.request import device_of
+    from qtool.texts.source import text_file
 
     names = tuple(name.strip() for name in recipes.split(",") if name.strip())
     if not names:
@@ -99,7 +102,7 @@ def matrix(
         threads or default_threads(),
         parse_size(max_shard_size or "5GB", "--max-shard-size"),
         error_aware,
-        eval_,
+        None if eval_ is None else text_file(eval_),
         windows,
         shlex.join(words),
         fresh,

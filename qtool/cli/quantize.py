@@ -31,7 +31,9 @@ def quantize(
     ] = None,
     calibration: Annotated[
         str | None,
-        typer.Option(help="text, JSONL (texts, chats), CSV, YAML of several, or a hub dataset"),
+        typer.Option(
+            help="text, JSON or Parquet (texts, chats), CSV, YAML of several, hub dataset"
+        ),
     ] = None,
     samples: Annotated[int | None, typer.Option(min=1, help="calibration samples")] = None,
     length: Annotated[int | None, typer.Option(min=1, help="tokens in a sample")] = None,

@@ -45,6 +45,7 @@ def report(
     from qtool.report.page import page
     from qtool.runs.progress import Progress
     from qtool.runs.staging import check_out_file, staged_file
+    from qtool.texts.source import text_file
 
     if out is None and not json_:
         raise UsageError("nothing to write; give -o report.html, or --json, or both")
@@ -62,7 +63,7 @@ def report(
     request = Request(
         artifacts=tuple((typed, resolve(typed)) for typed in artifacts),
         against=None if against is None else (against, resolve(against)),
-        text=text,
+        text=None if text is None else text_file(text),
         windows=windows,
         length=length,
         figures=tuple(eval_ or ()),

@@ -15,8 +15,15 @@ from functools import partial
 
 from qtool.fitting.allocate import STEPS
 from qtool.planning.budget import Memory, choose
-from qtool.planning.estimate import MOST_KEPT_BYTES, TORCH_PROCESS_BYTES, Peak, encoding, reading
-from qtool.planning.shapes import Block, Setting, Shapes, micro_batch, text_bytes
+from qtool.planning.estimate import (
+    MOST_KEPT_BYTES,
+    TORCH_PROCESS_BYTES,
+    Peak,
+    encoding,
+    process_bytes,
+    reading,
+)
+from qtool.planning.shapes import Block, Setting, Shapes, micro_batch, reads_tables, text_bytes
 from qtool.recipe.file import Calibration
 
 TOGETHER = 512  # tokens whose way through a block a thread keeps for the way back
@@ -42,8 +49,8 @@ class Fitting:
 def passing(shapes: Shapes, settings: Calibration) -> Shapes:
     """Of the text that is measured."""
     samples, length = settings.samples, settings.length
-    text = text_bytes(settings.source)
-    return replace(shapes, tokens=samples * length, length=length, text=text)
+    text, tables = text_bytes(settings), reads_tables(settings)
+    return replace(shapes, tokens=samples * length, length=length, text=text, tables=tables)
 
 
 def memory(fitting: Fitting, threads: int, max_ram: int | None, *, chooses_only: bool) -> Memory:
@@ -88,7 +95,7 @@ def measuring(shapes: Shapes, threads: int, together: int = TOGETHER) -> Peak:
         *(_block(shapes, block, batches) for block in shapes.blocks),
     ]
     most = max(stages, key=lambda stage: stage.nbytes)
-    return Peak(TORCH_PROCESS_BYTES + shapes.slopes + most.nbytes, most.of)
+    return Peak(process_bytes(shapes) + shapes.slopes + most.nbytes, most.of)
 
 
 def _block(shapes: Shapes, block: Block, batches: int) -> Peak:

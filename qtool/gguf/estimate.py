@@ -35,6 +35,7 @@ from qtool.planning.shapes import (
     groups,
     is_last,
     micro_batch,
+    reads_tables,
     slope_bytes,
     text_bytes,
     usable_cores,
@@ -151,7 +152,8 @@ def shapes_of(
         makes_up=measuring.makes_up,
         guides=measuring.guides,
         fed_back=whole_batches(measuring.feeds_back, calibration.samples, calibration.length),
-        text=text_bytes(calibration.source),
+        text=text_bytes(calibration),
+        tables=reads_tables(calibration),
         # Models that have such a table share keys and values, of two kinds of attention.
         handed=Handed(columns=4 * kept if given else 0, given=given),
         count=len(inside),

@@ -14,11 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from qtool.calibrating.calibration import calibration_tokens
-from qtool.calibrating.chats import Chat
 from qtool.calibrating.device import Device
-from qtool.calibrating.mixture import mixture
 from qtool.calibrating.stats_file import StatsFile
-from qtool.calibrating.texts import load_text
 from qtool.checkpoint import Checkpoint
 from qtool.errors import QtoolError, UnsupportedError
 from qtool.fused_experts import apart
@@ -29,6 +26,9 @@ from qtool.matrix.cells import Cell
 from qtool.recipe.recipe import Calibration, Recipe
 from qtool.runs.progress import Progress
 from qtool.runs.staging import free_bytes
+from qtool.texts.chats import Chat
+from qtool.texts.mixture import mixture
+from qtool.texts.source import load_text
 
 IMATRIX = "imatrix.gguf"  # a name that the artifacts record
 

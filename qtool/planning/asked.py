@@ -184,7 +184,7 @@ def _of_gguf(asked: Asked, recipe: GgufRecipe) -> Foreseen:
 def _unusable(text: Calibration, named: str | None) -> str | None:
     """What a run will fail for: no plan looks at the text. SourceError where that is named on the
     command line, and of no use; a recipe's may be replaced."""
-    from qtool.calibrating.mixture import check_source, too_few_bytes
+    from qtool.texts.mixture import check_source, too_few_bytes
 
     try:
         check_source(text.source)

@@ -17,6 +17,7 @@ from qtool.planning.shapes import ROWS_AT_ONCE, Block, Input, Setting, Shapes, g
 # Resident bytes of the process before any tensor is read.
 PLAIN_PROCESS_BYTES = 55_000_000
 TORCH_PROCESS_BYTES = 461_000_000
+PYARROW_BYTES = 60_000_000  # which stays, once it has read a text
 PROVING_PROCESS_BYTES = 395_000_000  # torch and transformers, but no calibration text
 # What is kept of each byte of a calibration text while its samples are not chosen yet: 4 bytes of a
 # token, which has 4 or more bytes of English, and between 2 and 3 of a mixture of languages.
@@ -89,8 +90,13 @@ def peak(shapes: Shapes, setting: Setting) -> Peak:
         slopes = replace(slopes, nbytes=slopes.nbytes + BESIDE_SLOPES_BYTES)
     states = 0 if setting.states_on_disk else shapes.states
     apart = TUNED_STATES if shapes.follows or shapes.guides else 1.0
-    base = TORCH_PROCESS_BYTES + int(states * apart)
+    base = process_bytes(shapes) + int(states * apart)
     return max(Peak(base + most.nbytes, most.of), slopes, key=lambda stage: stage.nbytes)
+
+
+def process_bytes(shapes: Shapes) -> int:
+    """Of a process that calibrates, before it reads a tensor."""
+    return TORCH_PROCESS_BYTES + PYARROW_BYTES * shapes.tables
 
 
 def encoding(shapes: Shapes) -> Peak:

@@ -16,12 +16,16 @@ from qtool.planning.handed import ALONE, PER_LAYER, Handed
 
 if TYPE_CHECKING:
     from qtool.planning.planned import Planned
+    from qtool.recipe.file import Calibration
     from qtool.recipe.recipe import Recipe
 
 MICRO_BATCH_TOKENS = 1024  # as qtool.calibrating.skeleton has it, which needs torch
 # Gram matrices that are in memory together, where the recipe leaves a choice. Of a dense block of
 # 32 billion parameters all fit; of 256 experts a few dozen.
 GRAM_BYTES = 4 << 30
+
+SHORT_TOKEN = 2  # bytes of a text that a token has at least, as a rule
+UNPACKED = 8  # bytes of a text in one of a compressed file, likewise at most
 
 # Weights of the output head that a thread rounds at once.
 ROWS_AT_ONCE = 1 << 23
@@ -64,16 +68,32 @@ class Block:
     given: float = 0.0  # rows that a token's experts give the hidden states, those of all together
 
 
-def text_bytes(source: str | None) -> int:
-    """Of a file, the largest one of a mixture; 0 of a hub dataset and of Python's help, which is
-    short, and of what a run will refuse."""
-    from qtool.calibrating.mixture import mixture
+def text_bytes(text: "Calibration") -> int:
+    """Of a file, as far as it is read, the largest one of a mixture; 0 of a hub dataset and of
+    Python's help, which is short, and of what a run will refuse."""
+    from qtool.texts.mixture import mixture
+    from qtool.texts.source import most_read
+    from qtool.texts.stored import is_plain
 
     try:
-        files = [Path(part.source or "") for part in mixture(source).parts]
-        return max(path.stat().st_size if path.is_file() else 0 for path in files)
+        files = [Path(part.source or "") for part in mixture(text.source).parts]
+        there = [(path, path.stat().st_size) for path in files if path.is_file()]
     except (SourceError, OSError):
         return 0
+    most = SHORT_TOKEN * most_read(text.samples * text.length)
+    sizes = [size if is_plain(path) else UNPACKED * size for path, size in there]
+    return min(max(sizes, default=0), most)
+
+
+def reads_tables(text: "Calibration") -> bool:
+    """Whether a text is Parquet by its name, so that what reads it is in memory, too."""
+    from qtool.texts.mixture import mixture
+    from qtool.texts.stored import PARQUET, kind_of
+
+    try:
+        return any(kind_of(part.source or "") == PARQUET for part in mixture(text.source).parts)
+    except (SourceError, OSError):
+        return False
 
 
 def gram_sum_bytes(width: int) -> int:
@@ -126,6 +146,7 @@ class Shapes:
     fed_back: int = 0  # tokens whose slopes say how rows make up for each other
     light: bool = False  # whether kernels read back what was rounded
     text: int = 0  # bytes of the text to calibrate on
+    tables: bool = False  # whether it is read by pyarrow
     rotates: bool = False
     turned: tuple[int, ...] = ()  # bytes of each tensor of no block, in float32 and as it is stored
     handed: Handed = ALONE
@@ -267,7 +288,8 @@ def shapes_of(
         guides=recipe.guides > 0,
         fed_back=whole_batches(recipe.feeds_back, settings.samples, settings.length),
         light=not floats and not recipe.reorders_groups,
-        text=text_bytes(settings.source),
+        text=text_bytes(settings),
+        tables=reads_tables(settings),
         rotates=recipe.rotates,
         turned=tuple(sorted(turned, reverse=True)),
         handed=handed,

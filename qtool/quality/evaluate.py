@@ -25,7 +25,6 @@ from numpy.typing import NDArray
 from qtool import structure
 from qtool.calibrating.encoding import filled
 from qtool.calibrating.skeleton import Skeleton
-from qtool.calibrating.texts import read_text
 from qtool.calibrating.tokenizing import tokenize, tokenized
 from qtool.calibrating.weights import Weights
 from qtool.checkpoint import Checkpoint
@@ -41,6 +40,8 @@ from qtool.quality.forward import Forward, forward
 from qtool.quality.rounded_inputs import Activations
 from qtool.quality.weights import open_weights, say_damaged_record
 from qtool.runs.progress import Progress
+from qtool.texts.source import read_text
+from qtool.texts.stored import is_plain
 
 if TYPE_CHECKING:
     from qtool.calibrating.device import Device
@@ -103,7 +104,7 @@ def check_protocol(protocol: Protocol) -> None:
         raise SourceError(f"{text}: YAML, which names several texts for --calibration; name one")
     # No token is less than a byte, but for what is put in front.
     size, count = text.stat().st_size, protocol.windows or 1
-    if size + _IN_FRONT < count * protocol.length:
+    if is_plain(text) and size + _IN_FRONT < count * protocol.length:
         many = "a window" if count == 1 else f"{count} windows"
         raise SourceError(
             f"{text}: {size:,} bytes, too few for {many} of {protocol.length} tokens; give a "

@@ -75,8 +75,8 @@ class Calibration(Table):
 
     source: str | None = Field(
         default=None,
-        description="text, JSONL (texts, chats), CSV, YAML of several, or a hub dataset; default: "
-        "pydoc_data.topics",
+        description="text, JSON or Parquet (texts, chats), CSV, YAML of several, hub dataset; "
+        "default: pydoc_data.topics",
     )
     samples: int = Field(default=128, ge=1, le=1_000_000)
     length: int = Field(default=512, ge=8, le=1_048_576, description="tokens per sample")

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from qtool.calibrating.texts import TOPICS
 from qtool.errors import QtoolError
 from qtool.gguf.recipe import GgufRecipe
 from qtool.recipe.recipe import Recipe, load, parse, shipped
 from qtool.runs.embedded import Embedded, read
+from qtool.texts.source import TOPICS
 
 _FILE_NAME = re.compile(r"\w[\w.+-]{0,80}", re.ASCII)
 _TEXT = "calibration.source"

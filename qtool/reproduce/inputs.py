@@ -98,7 +98,7 @@ def check_calibration(record: Embedded, recipe: Recipe, folder: Path) -> None:
 @contextmanager
 def _long_enough(record: Embedded) -> Iterator[None]:
     """A text that is too short for the samples of the record is not the one of the record."""
-    from qtool.calibrating.mixture import TooShortError
+    from qtool.texts.mixture import TooShortError
 
     try:
         yield

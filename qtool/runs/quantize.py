@@ -52,10 +52,10 @@ def quantize(recipe: Recipe | GgufRecipe, asked: Asked, progress: Progress) -> S
 
 
 def _to_safetensors(recipe: Recipe, asked: Asked, progress: Progress) -> Summary:
-    from qtool.calibrating.mixture import check_source
     from qtool.formats.safetensors_file import parse_size
     from qtool.gguf.open import is_gguf
     from qtool.hub import public_name, resolve
+    from qtool.texts.mixture import check_source
 
     refuse(
         recipe,
@@ -126,12 +126,12 @@ def _to_safetensors(recipe: Recipe, asked: Asked, progress: Progress) -> Summary
 
 
 def _to_gguf(recipe: GgufRecipe, asked: Asked, progress: Progress) -> Summary:
-    from qtool.calibrating.mixture import check_source
     from qtool.gguf.quantize import run_gguf
     from qtool.gguf.request import GgufRequest, artifact_path
     from qtool.hub import resolve
     from qtool.runs.replacing import check_apart
     from qtool.runs.workspace import check_free
+    from qtool.texts.mixture import check_source
 
     refuse(
         recipe,

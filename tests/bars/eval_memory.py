@@ -16,7 +16,7 @@ from pathlib import Path
 import commands
 import memory
 
-from qtool.calibrating.texts import default_text
+from qtool.texts.source import default_text
 
 MOST_DIFFERENT = 0.10
 RECIPES = ("w4g128-rtn", "q4_k_m")

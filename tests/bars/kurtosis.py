@@ -19,10 +19,10 @@ from qtool.calibrating.calibration import chunks
 from qtool.calibrating.linears import Matrix, ObserveLinears, WeightIndex
 from qtool.calibrating.sites import Tracer
 from qtool.calibrating.skeleton import Skeleton
-from qtool.calibrating.texts import read_text
 from qtool.calibrating.tokenizing import tokenized
 from qtool.checkpoint import Checkpoint
 from qtool.recipe.rotate import RotateOptions
+from qtool.texts.source import read_text
 from qtool.transforms import rotate
 from qtool.transforms.rotated import untied
 

@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool.calibrating.skeleton import Skeleton
-from qtool.calibrating.texts import read_text
 from qtool.calibrating.tokenizing import tokenized
 from qtool.native.library import default_threads
 from qtool.quality import metrics
@@ -24,6 +23,7 @@ from qtool.quality.evaluate import size_of
 from qtool.quality.forward import Forward, forward
 from qtool.quality.weights import open_weights
 from qtool.runs.progress import Progress
+from qtool.texts.source import read_text
 
 
 def windows(

@@ -107,9 +107,14 @@ STATS = [
 
 TEXTS = [
     Row("a text of bytes", text(b"abc \xff\xfe", "t.txt"), "byte 4 is not UTF-8"),
-    Row("a record nested too deeply", text(b"[" * 200_000), "t.jsonl:1: not JSON"),
+    Row("a record nested too deeply", text(b'{"a":' * 200_000), "t.jsonl:1: not JSON"),
+    Row("arrays nested too deeply", text(b"[" * 200_000), "t.jsonl: element 1: not JSON"),
     Row("a record of a million digits", text(b'{"text": ' + b"9" * 10**6 + b"}"), ":1: not JSON"),
     Row("a record of half a pair", text(b'{"text": "\\udc00"}\n'), "half of a surrogate pair"),
     Row("a record without a text", text(b'{"text": ["a"]}\n'), "`text` is a string"),
+    Row("an array that breaks off", text(b'[{"text": "a"},', "t.json"), "element 2: not JSON"),
+    Row("a table that is none", text(b"PAR1 PAR1", "t.parquet"), "t.parquet: not Parquet, or"),
+    Row("a text of gzip that is none", text(b"abc", "t.txt.gz"), "t.txt.gz: not gzip, or damaged"),
+    Row("a text that breaks off", text(b"(\xb5/\xfd$\0", "t.txt.zst"), "ends within Zstandard"),
     Row("a text of nothing", text(b"", "t.txt"), "t.txt|tokens"),
 ]  # fmt: skip

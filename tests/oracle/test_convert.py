@@ -19,7 +19,7 @@ from oracle.test_llama_perplexity import ours, theirs
 from safetensors.numpy import load_file
 
 from qtool.artifact import Artifact
-from qtool.calibrating.texts import default_text
+from qtool.texts.source import default_text
 
 pytestmark = pytest.mark.oracle
 

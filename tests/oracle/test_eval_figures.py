@@ -16,10 +16,10 @@ import torch
 from safetensors.numpy import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from qtool.calibrating.texts import default_text
 from qtool.native.library import default_threads
 from qtool.quality.evaluate import Protocol, evaluate
 from qtool.runs.progress import Progress
+from qtool.texts.source import default_text
 
 pytestmark = [pytest.mark.oracle, pytest.mark.slow]
 

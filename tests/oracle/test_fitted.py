@@ -15,9 +15,9 @@ from oracle.conftest import run
 from oracle.test_llama_perplexity import ours, theirs
 
 from qtool.artifact import Artifact
-from qtool.calibrating.texts import default_text
 from qtool.formats.gguf_file import GgufFile
 from qtool.scheme import Scheme
+from qtool.texts.source import default_text
 
 pytestmark = [pytest.mark.oracle, pytest.mark.slow]
 

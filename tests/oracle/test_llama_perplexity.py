@@ -18,7 +18,6 @@ import pytest
 import torch
 from oracle import llama_quantize
 
-from qtool.calibrating.texts import default_text
 from qtool.formats.gguf_file import GgufFile
 from qtool.gguf.importance import bos_of
 from qtool.gguf.tokenizer_files import tokenizer_files
@@ -26,6 +25,7 @@ from qtool.native.library import default_threads
 from qtool.quality import activations
 from qtool.quality.evaluate import Protocol, evaluate
 from qtool.runs.progress import Progress
+from qtool.texts.source import default_text
 
 pytestmark = [
     pytest.mark.oracle,

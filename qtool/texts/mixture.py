@@ -17,8 +17,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from qtool.calibrating.texts import JSONL, TOPICS, check_text, is_dataset
 from qtool.errors import RecipeError, SourceError
+from qtool.texts.source import TOPICS, check_text, is_dataset
+from qtool.texts.stored import JSON, is_plain, kind_of
 
 _KEYS = {"source", "share"}  # of one text
 _EXPECTED = "expected is a list of texts, each a name or {source: NAME, share: NUMBER}"
@@ -101,7 +102,7 @@ def check_source(source: str | None) -> None:
 def too_few_bytes(source: str | None, tokens: int) -> int | None:
     """Bytes of a file of plain text that cannot have so many tokens, or of several of them."""
     parts = [Path(part.source or "") for part in mixture(source).parts]
-    if not all(path.is_file() and path.suffix.lower() not in JSONL for path in parts):
+    if not all(path.is_file() and is_plain(path) and kind_of(path) not in JSON for path in parts):
         return None
     found = sum(path.stat().st_size for path in parts)
     return found if found < tokens else None

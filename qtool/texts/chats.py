@@ -27,6 +27,7 @@ from qtool.errors import SourceError, UnsupportedError
 
 LISTS = ("messages", "conversations")
 PAIR = ("prompt", "completion")  # TRL's, both lists of messages, or both texts
+COLUMNS = (*LISTS, "system", "tools", "documents", "chat_template_kwargs")  # that records may have
 DAY = datetime(2024, 7, 26)  # what Llama 3.1's own template writes where there is no clock
 _MODES = ("add_generation_prompt", "continue_final_message")  # that templates or theirs act on
 _ROLES = {
