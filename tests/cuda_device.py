@@ -8,8 +8,8 @@ import pytest
 import torch
 from cuda_emulation import Emulator, emulator
 
-from qtool.calibrating.device import Device, open_gpu
 from qtool.cuda.tasks import Task
+from qtool.streaming.device import Device, open_gpu
 
 __all__ = ["device", "emulator"]
 

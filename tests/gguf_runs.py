@@ -12,9 +12,7 @@ import quantizing
 import torch
 from test_resume import Died, dying
 
-from qtool.calibrating.device import Device
 from qtool.calibrating.sites import refuse_conv1d
-from qtool.calibrating.skeleton import Skeleton
 from qtool.checkpoint import Checkpoint
 from qtool.errors import QtoolError
 from qtool.fused_experts import apart
@@ -26,6 +24,8 @@ from qtool.gguf.sweeping import Sweeping
 from qtool.recipe import recipe as recipes
 from qtool.runs.progress import Progress
 from qtool.runs.summary import Summary
+from qtool.streaming.device import Device
+from qtool.streaming.skeleton import Skeleton
 from qtool.transforms import awq
 
 QUIET = Progress(quiet=True)

@@ -40,7 +40,7 @@ class Remembering:
 @contextmanager
 def remembered() -> Iterator[None]:
     """Within, texts are cut once in this process."""
-    from qtool.calibrating import tokenizing
+    from qtool.texts import tokenizing
 
     load = tokenizing._fast
     kept: dict[tuple[bytes, str, bool], list[int]] = {}

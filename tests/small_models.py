@@ -7,9 +7,9 @@ import numpy as np
 import quantizing
 import torch
 
-from qtool.calibrating.skeleton import Skeleton
-from qtool.calibrating.workers import Workers
 from qtool.checkpoint import Checkpoint
+from qtool.streaming.skeleton import Skeleton
+from qtool.streaming.workers import Workers
 
 
 def checkpoint(models: Path, name: str, dtype: str = "float32") -> Checkpoint:

@@ -22,7 +22,6 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from qtool.artifact import Artifact
-from qtool.calibrating.skeleton import Skeleton
 from qtool.formats.float_codes import TABLES, encode
 from qtool.formats.gguf_file import GgufFile
 from qtool.gguf.open import open_source
@@ -38,6 +37,7 @@ from qtool.recipe.recipe import load
 from qtool.runs import pipeline
 from qtool.runs.progress import Progress
 from qtool.runs.request import Request
+from qtool.streaming.skeleton import Skeleton
 
 Function = Callable[[np.ndarray], np.ndarray]
 

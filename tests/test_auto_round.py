@@ -16,7 +16,6 @@ from packed_files import write
 from verifying import but_digests, serious
 
 from qtool.artifact import Artifact
-from qtool.calibrating.device import Device
 from qtool.checkpoint import Checkpoint
 from qtool.cuda.reading import OnDevice
 from qtool.errors import QtoolError, UnsupportedError
@@ -25,6 +24,7 @@ from qtool.formats.known import detect
 from qtool.inspect import inspect
 from qtool.quality.weights import open_weights
 from qtool.scheme import GroupQuant, Scheme
+from qtool.streaming.device import Device
 from qtool.verification.engine_rules import engine_findings
 from qtool.verification.run import verify_artifact
 

@@ -12,16 +12,16 @@ import torch
 from numpy.typing import NDArray
 
 from qtool.calibrating.sites import BlockSites, Tracer
-from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.stats import SiteStats, collect
-from qtool.calibrating.stream import LoadedBlock, Stream
-from qtool.calibrating.workers import Workers
 from qtool.checkpoint import Checkpoint
 from qtool.methods import gptq, rtn
 from qtool.planning.plan import Plan, make_plan
 from qtool.recipe import recipe
 from qtool.recipe.recipe import Recipe
 from qtool.scheme import Scheme
+from qtool.streaming.skeleton import Skeleton
+from qtool.streaming.stream import LoadedBlock, Stream
+from qtool.streaming.workers import Workers
 from qtool.transforms import awq
 from qtool.transforms.proved import Subject, map_stats
 

@@ -11,10 +11,10 @@ from quantizing import Call
 
 from qtool.artifact import Artifact
 from qtool.calibrating import measure, placed
-from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.stats import SiteStats
 from qtool.calibrating.stats_file import StatsFile
 from qtool.checkpoint import Checkpoint
+from qtool.streaming.skeleton import Skeleton
 from qtool.transforms import awq, chain
 from qtool.transforms.proved import Applied, Subject
 
@@ -70,8 +70,8 @@ def test_the_numbers_are_those_of_the_whole_model(root: Path, tmp_path: Path, ca
     """Against hooks on transformers' own model, over the same tokens."""
     from transformers import AutoModelForCausalLM
 
-    from qtool.calibrating.calibration import calibration_tokens
     from qtool.recipe.recipe import Calibration
+    from qtool.texts.calibration import calibration_tokens
 
     out = calibrate(call, root, tmp_path / "s.safetensors", "--recipe", "w4g128-gptq")
     settings = Calibration(source=str(root / "text.txt"), samples=6, length=64)

@@ -17,16 +17,15 @@ import pytest
 from numpy.typing import NDArray
 from typer.testing import CliRunner
 
-from qtool.calibrating import calibration, tokenizing
-from qtool.calibrating.calibration import calibration_tokens, chunks
-from qtool.calibrating.tokenizing import tokenize
 from qtool.cli.main import app
 from qtool.errors import SourceError, UnsupportedError
 from qtool.hub import tiny_folder
 from qtool.runs.progress import Progress
-from qtool.texts import stored
+from qtool.texts import calibration, stored, tokenizing
+from qtool.texts.calibration import calibration_tokens, chunks
 from qtool.texts.mixture import check_source
 from qtool.texts.source import Text, default_text, load_text, read_text
+from qtool.texts.tokenizing import tokenize
 
 # In a process of its own: huggingface_hub reads its environment when it is imported.
 LOAD = """

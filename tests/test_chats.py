@@ -11,11 +11,11 @@ import pytest
 import small_tokenizers as small
 from test_calibration import Settings
 
-from qtool.calibrating.calibration import calibration_tokens
 from qtool.errors import QtoolError, SourceError, UnsupportedError
 from qtool.formats.gguf_values import string
 from qtool.gguf.tokenizer_files import tokenizer_files
 from qtool.gguf.tokenizers import tokenizer_metadata
+from qtool.texts.calibration import calibration_tokens
 from qtool.texts.mixture import check_source
 from qtool.texts.source import load_text, read_text
 
@@ -153,7 +153,7 @@ def test_a_template_reads_what_is_beside_the_messages(
 
 
 def test_texts_and_chats_in_one_file(tmp_path: Path) -> None:
-    from qtool.calibrating.tokenizing import tokenize
+    from qtool.texts.tokenizing import tokenize
 
     model = folder(tmp_path / "model")
     chat = {"messages": TURNS}

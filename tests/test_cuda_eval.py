@@ -15,15 +15,15 @@ from small_models import checkpoint
 from transformers import masking_utils
 
 import qtool
-from qtool.calibrating import reading
-from qtool.calibrating.device import Device
 from qtool.calibrating.placed import Calls
-from qtool.calibrating.skeleton import Skeleton
 from qtool.cuda.reading import OnDevice
 from qtool.errors import UnsupportedError, UsageError
 from qtool.quality.evaluate import Protocol, evaluate
 from qtool.quality.weights import open_weights
 from qtool.runs.progress import Progress
+from qtool.streaming import reading
+from qtool.streaming.device import Device
+from qtool.streaming.skeleton import Skeleton
 
 __all__ = ["device", "emulator"]
 

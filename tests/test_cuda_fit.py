@@ -13,13 +13,13 @@ from test_fit import SMALL, call, fitted, tiny
 from test_resume import Died, dying
 from test_stream_order import cuda, gpu
 
-from qtool.calibrating.device import Device
-from qtool.calibrating.skeleton import Skeleton
 from qtool.errors import ResumeError
 from qtool.fitting import slopes
 from qtool.fitting.slope import Slopes
 from qtool.runs.progress import Progress
 from qtool.runs.workspace import workspace
+from qtool.streaming.device import Device
+from qtool.streaming.skeleton import Skeleton
 
 __all__ = ["call", "cuda", "device", "emulator", "gpu", "tiny"]
 

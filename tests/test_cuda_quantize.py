@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 from test_gptq import problem, static_grid, sweep_reference
 
 from qtool import grid, native, native_gguf
-from qtool.calibrating.device import Device
-from qtool.calibrating.workers import Workers
 from qtool.cuda import quantize_tasks as tasks
 from qtool.cuda import rounding
 from qtool.gguf.levels import SWEPT, Levels, levels, together
 from qtool.gguf_types import BY_NAME
 from qtool.methods import gptq, gptq_device, rtn
 from qtool.scheme import Scheme
+from qtool.streaming.device import Device
+from qtool.streaming.workers import Workers
 from qtool.transforms import awq, awq_device
 
 __all__ = ["device", "emulator"]

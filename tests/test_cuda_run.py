@@ -24,14 +24,8 @@ from small_models import checkpoint
 import qtool
 from qtool.artifact import Artifact
 from qtool.calibrating import blockwise, placed
-from qtool.calibrating.device import Device
-from qtool.calibrating.hidden import OnDisk
-from qtool.calibrating.reading import Reading
 from qtool.calibrating.sites import Tracer
-from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.stats import HISTOGRAM, NEEDS, collect
-from qtool.calibrating.stream import InMemory, LoadedBlock, Stream
-from qtool.calibrating.workers import Workers
 from qtool.checkpoint import Checkpoint
 from qtool.cuda import running
 from qtool.errors import ResumeError, UnsupportedError, UsageError
@@ -41,6 +35,12 @@ from qtool.runs import pipeline
 from qtool.runs.progress import Progress
 from qtool.runs.quantize import Asked, quantize
 from qtool.runs.request import Request
+from qtool.streaming.device import Device
+from qtool.streaming.hidden import OnDisk
+from qtool.streaming.reading import Reading
+from qtool.streaming.skeleton import Skeleton
+from qtool.streaming.stream import InMemory, LoadedBlock, Stream
+from qtool.streaming.workers import Workers
 from qtool.verification.run import verify_artifact
 
 __all__ = ["device", "emulator"]

@@ -25,7 +25,6 @@ from test_gguf_gptq import TINY, check_fed, model_of
 from test_resume import Died, dying
 
 import qtool
-from qtool.calibrating.device import Device
 from qtool.cuda.staging import CudaPlace, Place
 from qtool.errors import ResumeError, UnsupportedError
 from qtool.formats.gguf_file import GgufFile
@@ -34,6 +33,7 @@ from qtool.gguf.recipe import GgufRecipe
 from qtool.gguf.request import GgufRequest
 from qtool.recipe.recipe import load
 from qtool.reproduce.run import Asked, reproduce
+from qtool.streaming.device import Device
 from qtool.transforms import awq
 
 __all__ = ["device", "emulator", "models"]

@@ -87,7 +87,7 @@ def test_amx(amx: bool, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_amx_is_told_where_torch_has_it() -> None:
-    from qtool.calibrating.precision import has_bfloat16
+    from qtool.streaming.precision import has_bfloat16
 
     if platform.machine() == "x86_64" and has_bfloat16():
         assert doctor._amx()

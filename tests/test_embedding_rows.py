@@ -10,8 +10,8 @@ from gallery import raw
 from header_files import write
 from torch.nn import functional
 
-from qtool.calibrating.reading import EmbeddingRows
 from qtool.checkpoint import Checkpoint
+from qtool.streaming.reading import EmbeddingRows
 
 
 @pytest.fixture

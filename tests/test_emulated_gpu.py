@@ -14,10 +14,10 @@ from small_models import checkpoint
 from test_stream_order import cuda, gpu
 
 import qtool
-from qtool.calibrating.device import Device
 from qtool.errors import UnsupportedError
 from qtool.recipe.file import shipped
 from qtool.recipe.recipe import Recipe, load
+from qtool.streaming.device import Device
 from qtool.transforms import awq
 
 __all__ = ["cuda", "emulator", "gpu"]

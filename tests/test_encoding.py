@@ -17,7 +17,7 @@ from tokenizers import (
     trainers,
 )  # fmt: skip
 
-from qtool.calibrating import encoding
+from qtool.texts import encoding
 from qtool.texts.source import default_text
 
 LINES = default_text()[:40_000]

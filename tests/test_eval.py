@@ -14,8 +14,6 @@ from quantizing import Call
 from tokenizers import Tokenizer
 
 from qtool.artifact import Artifact
-from qtool.calibrating import encoding, skeleton
-from qtool.calibrating.weights import Weights
 from qtool.formats.gguf_file import GgufFile
 from qtool.formats.gguf_values import Kind, Value, string
 from qtool.formats.gguf_writer import TensorSpec, lay_out
@@ -30,6 +28,9 @@ from qtool.quality.evaluate import size_of
 from qtool.quality.rounded_inputs import Activations
 from qtool.recipe.recipe import load
 from qtool.runs.progress import Progress
+from qtool.streaming import skeleton
+from qtool.streaming.weights import Weights
+from qtool.texts import encoding
 
 __all__ = ["call", "root"]
 

@@ -13,12 +13,8 @@ from test_fit_slopes import likeliest, measured, ways_of
 from test_fused_experts import transposed
 from transformers import AutoModelForCausalLM
 
-from qtool.calibrating.calibration import calibration_tokens
-from qtool.calibrating.linears import Matrix, ObserveLinears, WeightIndex
 from qtool.calibrating.sites import Tracer
-from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.stats import collect
-from qtool.calibrating.workers import Workers
 from qtool.checkpoint import Checkpoint
 from qtool.fitting.slope import Slopes
 from qtool.fitting.slopes import measure
@@ -30,6 +26,10 @@ from qtool.recipe.recipe import load
 from qtool.runs.progress import Progress
 from qtool.runs.summary import OUTPUTS
 from qtool.runs.workspace import workspace
+from qtool.streaming.linears import Matrix, ObserveLinears, WeightIndex
+from qtool.streaming.skeleton import Skeleton
+from qtool.streaming.workers import Workers
+from qtool.texts.calibration import calibration_tokens
 
 __all__ = ["likeliest", "without_tokenizers"]
 

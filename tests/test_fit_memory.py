@@ -10,13 +10,13 @@ from quantizing import Call
 from test_fit import SMALL, call, tiny
 
 from qtool import api
-from qtool.calibrating.workers import Workers
 from qtool.errors import UnsupportedError
 from qtool.fitting import fit as module
 from qtool.fitting.memory import Fitting, memory, passing
 from qtool.fitting.passing import Passing
 from qtool.planning.shapes import Block, Input, Shapes, slope_bytes
 from qtool.recipe.file import Calibration
+from qtool.streaming.workers import Workers
 
 __all__ = ["call", "tiny"]
 

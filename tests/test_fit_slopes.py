@@ -13,8 +13,6 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
-from qtool.calibrating.calibration import calibration_tokens
-from qtool.calibrating.skeleton import Skeleton
 from qtool.checkpoint import Checkpoint
 from qtool.fitting import slopes
 from qtool.fitting.gguf_losses import Weighed, weighed
@@ -27,6 +25,8 @@ from qtool.recipe.file import Calibration
 from qtool.recipe.recipe import load
 from qtool.runs.progress import Progress
 from qtool.runs.workspace import workspace
+from qtool.streaming.skeleton import Skeleton
+from qtool.texts.calibration import calibration_tokens
 
 TOKENS = np.random.default_rng(1).integers(3, arch_models.VOCABULARY, (3, 40), dtype=np.int64)
 NAMES = ("llama", "qwen3", "gemma3", "gpt_neox", "phi3", "mixtral")

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from qtool.calibrating.sites import BlockSites, Tracer
-from qtool.calibrating.skeleton import Skeleton
-from qtool.calibrating.stream import LoadedBlock, Stream
 from qtool.checkpoint import Checkpoint
+from qtool.streaming.skeleton import Skeleton
+from qtool.streaming.stream import LoadedBlock, Stream
 from qtool.transforms import fold
 
 # Producers that take the scales of each input of the last block, by what they feed.

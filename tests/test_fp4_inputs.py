@@ -13,12 +13,12 @@ from safetensors.torch import load_file, save_file
 from verifying import forget_digests
 
 from qtool.artifact import Artifact
-from qtool.calibrating.calibration import calibration_tokens
 from qtool.formats.float_codes import TABLES
 from qtool.hub import tiny_folder
 from qtool.quality import activations
 from qtool.quality.engine_inputs import declared
 from qtool.recipe.recipe import load
+from qtool.texts.calibration import calibration_tokens
 from qtool.transforms import smooth_search
 from qtool.verification.run import verify_artifact
 

@@ -19,7 +19,6 @@ from safetensors.torch import load_file, save_file
 
 from qtool import fused_experts
 from qtool.artifact import Artifact
-from qtool.calibrating.skeleton import Skeleton
 from qtool.checkpoint import Checkpoint
 from qtool.diff.diff import diff
 from qtool.errors import SourceError
@@ -29,6 +28,7 @@ from qtool.planning.plan import make_plan
 from qtool.recipe.recipe import load
 from qtool.runs.progress import Progress
 from qtool.runs.summary import OUTPUTS, WEIGHTS
+from qtool.streaming.skeleton import Skeleton
 from qtool.verification.run import verify_artifact
 
 GROUPS = "weights.group_size=32"

@@ -18,10 +18,6 @@ from small_models import checkpoint
 from typer.testing import CliRunner
 
 import qtool
-from qtool.calibrating import tokenizing
-from qtool.calibrating.device import Device
-from qtool.calibrating.skeleton import Skeleton
-from qtool.calibrating.tokenizing import tokenize
 from qtool.cli.main import app
 from qtool.cuda.reading import OnDevice
 from qtool.errors import SourceError, UsageError
@@ -33,6 +29,10 @@ from qtool.quality.forward import forward
 from qtool.quality.weights import open_weights
 from qtool.runs import pipeline
 from qtool.runs.progress import Progress
+from qtool.streaming.device import Device
+from qtool.streaming.skeleton import Skeleton
+from qtool.texts import tokenizing
+from qtool.texts.tokenizing import tokenize
 
 __all__ = ["device", "emulator"]
 

@@ -19,7 +19,6 @@ from test_resume import Died, damage, dying
 from verifying import but_digests
 
 from qtool import tiny
-from qtool.calibrating.device import Device
 from qtool.calibrating.placed import Passage
 from qtool.errors import FormatError, SourceError, UnsupportedError
 from qtool.formats.gguf_file import GgufFile
@@ -39,6 +38,7 @@ from qtool.recipe import recipe as recipes
 from qtool.report.again import commands
 from qtool.reproduce.run import Asked, reproduce
 from qtool.runs.summary import OUTPUTS, WEIGHTS
+from qtool.streaming.device import Device
 from qtool.verification.run import verify_artifact
 
 __all__ = ["models", "without_tokenizers"]

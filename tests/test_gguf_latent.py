@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hf_arrays import Arrays, numbers, write
 
-from qtool.calibrating.calibration import Calibration
 from qtool.checkpoint import Checkpoint
 from qtool.errors import FormatError, QtoolError, UnsupportedError
 from qtool.formats.gguf_values import Kind, f32, u32
@@ -18,6 +17,7 @@ from qtool.gguf.cuts import Cut, cut_out
 from qtool.gguf.from_hf import hf_source
 from qtool.gguf.importance import Gathered, Squares
 from qtool.gguf.source import GgufSource
+from qtool.texts.calibration import Calibration
 
 HEADS, KEYS, VALUES, LATENTS, ROTATED, WIDTH = 2, 6, 4, 8, 2, 16
 SETTINGS: dict[str, Any] = {

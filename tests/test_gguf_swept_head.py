@@ -19,7 +19,6 @@ from transformers import AutoModelForCausalLM
 
 from qtool import native_gguf
 from qtool.calibrating import measure
-from qtool.calibrating.calibration import Calibration
 from qtool.calibrating.stats import SiteStats
 from qtool.checkpoint import Checkpoint
 from qtool.converting.resume import at_once
@@ -33,6 +32,7 @@ from qtool.gguf_types import BY_NAME
 from qtool.methods import gptq
 from qtool.recipe import recipe as recipes
 from qtool.runs.summary import OUTPUTS
+from qtool.texts.calibration import Calibration
 from qtool.transforms import rotate
 from qtool.verification.run import verify_artifact
 

@@ -17,15 +17,15 @@ from qtool.calibrating.originals import Originals
 from qtool.calibrating.pairs import collect_pair
 from qtool.calibrating.placed import Passage, placed_block
 from qtool.calibrating.sites import Site, Tracer
-from qtool.calibrating.skeleton import Skeleton
-from qtool.calibrating.stream import LoadedBlock, Stream
-from qtool.calibrating.workers import Workers
 from qtool.checkpoint import Checkpoint
 from qtool.errors import RecipeError, SourceError, UnsupportedError
 from qtool.matrix.cells import cells
 from qtool.methods import gptaq
 from qtool.planning.plan import make_plan
 from qtool.recipe.recipe import load
+from qtool.streaming.skeleton import Skeleton
+from qtool.streaming.stream import LoadedBlock, Stream
+from qtool.streaming.workers import Workers
 from qtool.verification.run import verify_artifact
 
 Double = NDArray[np.float64]

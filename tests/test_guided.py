@@ -18,15 +18,11 @@ from small_models import checkpoint
 from test_stats import opened, recorded
 
 from qtool.calibrating import guidance
-from qtool.calibrating.calibration import calibration_tokens
 from qtool.calibrating.guidance import Guidance, Mixing, mixing
 from qtool.calibrating.measure import calibrate
 from qtool.calibrating.placed import Passage
 from qtool.calibrating.sites import BlockSites, Tracer
-from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.stats import collect
-from qtool.calibrating.stream import LoadedBlock, Stream
-from qtool.calibrating.workers import Workers
 from qtool.checkpoint import Checkpoint
 from qtool.errors import UnsupportedError
 from qtool.formats.gguf_file import GgufFile
@@ -34,6 +30,10 @@ from qtool.gguf import kept_importance
 from qtool.methods import gptq
 from qtool.recipe.recipe import load
 from qtool.runs.progress import Progress
+from qtool.streaming.skeleton import Skeleton
+from qtool.streaming.stream import LoadedBlock, Stream
+from qtool.streaming.workers import Workers
+from qtool.texts.calibration import calibration_tokens
 from qtool.verification.run import verify_artifact
 
 MADE_UP = "gptq.gptaq=0.5"

@@ -19,16 +19,16 @@ from test_unusual_decoders import TOKENS, check_logits
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from qtool.artifact import Artifact
-from qtool.calibrating import arguments
-from qtool.calibrating.device import Device
-from qtool.calibrating.hidden import OnDisk
-from qtool.calibrating.layout import Beside, Entry, Layout, Positions, Stored
 from qtool.calibrating.placed import Calls
-from qtool.calibrating.skeleton import PROBE_TOKENS, Skeleton
-from qtool.calibrating.workers import Workers
 from qtool.checkpoint import Checkpoint
 from qtool.errors import UnsupportedError
 from qtool.planning.handed import Handed, handed_on
+from qtool.streaming import arguments
+from qtool.streaming.device import Device
+from qtool.streaming.hidden import OnDisk
+from qtool.streaming.layout import Beside, Entry, Layout, Positions, Stored
+from qtool.streaming.skeleton import PROBE_TOKENS, Skeleton
+from qtool.streaming.workers import Workers
 from qtool.transforms import awq
 
 SETS = ("calibration.samples=4", "calibration.length=96", "indivisible=dense")

@@ -157,7 +157,7 @@ def test_gptq_sees_what_the_head_reads(model: Path, small: list[str], tmp_path: 
     import torch
     from transformers import AutoModelForCausalLM
 
-    from qtool.calibrating.calibration import calibration_tokens
+    from qtool.texts.calibration import calibration_tokens
 
     sets = [*small, named(bits=4)]
     run = quantize(model, "w4g128-gptq", tmp_path / "out", *sets)

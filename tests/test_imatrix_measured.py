@@ -16,7 +16,6 @@ from quantizing import Call
 
 import qtool.tiny
 from qtool.calibrating import measure
-from qtool.calibrating.calibration import calibration_tokens
 from qtool.checkpoint import Checkpoint
 from qtool.errors import SourceError
 from qtool.formats.gguf_values import Value, boolean, string, u32
@@ -28,6 +27,7 @@ from qtool.gguf.source import GgufSource, SourceTensor
 from qtool.gguf_types import F16
 from qtool.recipe.recipe import Calibration
 from qtool.runs.progress import Progress
+from qtool.texts.calibration import calibration_tokens
 
 Q = "blk.0.attn_q.weight"
 LLAMA = {

@@ -13,7 +13,6 @@ from safetensors.numpy import load_file, save_file
 from verifying import but_digests, forget_digests
 
 from qtool.artifact import Artifact
-from qtool.calibrating.calibration import calibration_tokens
 from qtool.checkpoint import Checkpoint
 from qtool.converting.from_artifact import artifact_model
 from qtool.errors import FormatError, RecipeError, UnsupportedError
@@ -23,6 +22,7 @@ from qtool.planning.plan import make_plan
 from qtool.quality import activations
 from qtool.quality.engine_inputs import declared
 from qtool.recipe import recipe as recipes
+from qtool.texts.calibration import calibration_tokens
 from qtool.verification.run import verify_artifact
 
 WIDTHS = {"float": 448.0, "int": 127.0}

@@ -96,11 +96,11 @@ def test_a_run_reports_the_columns(tmp_path: Path) -> None:
 
 def seen(source: Path, sets: list[str]) -> dict[str, np.ndarray]:
     """max|x| of the input of each site, as a run sees it: later blocks read quantized ones."""
-    from qtool.calibrating.calibration import calibration_tokens
     from qtool.calibrating.sites import Tracer
-    from qtool.calibrating.skeleton import Skeleton
     from qtool.calibrating.stats import collect
-    from qtool.calibrating.workers import Workers
+    from qtool.streaming.skeleton import Skeleton
+    from qtool.streaming.workers import Workers
+    from qtool.texts.calibration import calibration_tokens
 
     recipe = recipes.load("int8-llmint8", sets)
     found = {}

@@ -19,13 +19,13 @@ from test_stream_order import cuda, gpu
 
 from qtool.artifact import Artifact
 from qtool.calibrating import groups
-from qtool.calibrating.device import Device
 from qtool.calibrating.stats_file import StatsFile
 from qtool.checkpoint import Checkpoint
 from qtool.gguf import quantize as gguf_quantize
 from qtool.gguf.imatrix import read_importance
 from qtool.matrix import shared
 from qtool.quality import evaluate as evaluating
+from qtool.streaming.device import Device
 
 __all__ = ["call", "cuda", "emulator", "gpu"]
 

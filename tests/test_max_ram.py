@@ -14,7 +14,6 @@ import quantizing
 from typer.testing import CliRunner
 
 from qtool.calibrating import blockwise, placed
-from qtool.calibrating.hidden import OnDisk
 from qtool.checkpoint import Checkpoint
 from qtool.cli.main import app
 from qtool.errors import UnsupportedError
@@ -29,6 +28,7 @@ from qtool.runs import pipeline
 from qtool.runs.journal import Journal
 from qtool.runs.progress import Progress
 from qtool.runs.summary import Summary
+from qtool.streaming.hidden import OnDisk
 
 SETS = (
     "weights.group_size=32",

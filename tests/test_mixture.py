@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from qtool.calibrating import calibration
-from qtool.calibrating.calibration import calibration_tokens
 from qtool.cli.main import app
 from qtool.errors import SourceError
 from qtool.hub import tiny_folder
@@ -19,6 +17,8 @@ from qtool.matrix.shared import text_digest
 from qtool.planning.shapes import text_bytes
 from qtool.recipe.recipe import Calibration
 from qtool.runs.progress import Progress
+from qtool.texts import calibration
+from qtool.texts.calibration import calibration_tokens
 from qtool.texts.mixture import Mixture, Part, check_source, mixture
 from qtool.texts.source import TOPICS
 

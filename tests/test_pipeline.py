@@ -15,12 +15,12 @@ from quantizing import Call, Run
 from safetensors.numpy import load_file, save_file
 
 from qtool.artifact import Artifact
-from qtool.calibrating.skeleton import Skeleton
-from qtool.calibrating.workers import Workers
 from qtool.checkpoint import Checkpoint
 from qtool.planning.plan import make_plan
 from qtool.recipe import recipe as recipes
 from qtool.scheme import Dense
+from qtool.streaming.skeleton import Skeleton
+from qtool.streaming.workers import Workers
 
 __all__ = ["models"]
 

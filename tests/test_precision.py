@@ -17,15 +17,16 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 from test_resume import Died, dying
 
-from qtool.calibrating import guidance, head, placed, precision, row_feedback
-from qtool.calibrating.calibration import Calibration
-from qtool.calibrating.precision import has_bfloat16, products_in, settled
-from qtool.calibrating.skeleton import Skeleton
+from qtool.calibrating import guidance, head, placed, row_feedback
 from qtool.calibrating.stats_file import StatsFile
 from qtool.fitting import slopes
 from qtool.methods import gptq
 from qtool.runs import embedded
 from qtool.runs.progress import Progress
+from qtool.streaming import precision
+from qtool.streaming.precision import has_bfloat16, products_in, settled
+from qtool.streaming.skeleton import Skeleton
+from qtool.texts.calibration import Calibration
 from qtool.transforms import awq, chain
 
 SMALL = ("--samples", 4, "--length", 64)

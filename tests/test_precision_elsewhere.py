@@ -13,12 +13,13 @@ from test_precision import ASKED, SMALL, call, now
 from test_report_again import again
 from test_resume import Died, dying
 
-from qtool.calibrating import precision, row_feedback
-from qtool.calibrating.precision import has_bfloat16, products_in
+from qtool.calibrating import row_feedback
 from qtool.calibrating.row_rounding import RowFactor
 from qtool.errors import FormatError
 from qtool.fitting.costs import precision_of
 from qtool.runs import embedded
+from qtool.streaming import precision
+from qtool.streaming.precision import has_bfloat16, products_in
 
 __all__ = ["call"]
 

@@ -15,7 +15,6 @@ from safetensors.numpy import load_file, save_file
 from small_models import checkpoint, difference, logits
 
 from qtool.artifact import Artifact
-from qtool.calibrating.skeleton import Skeleton
 from qtool.checkpoint import Checkpoint
 from qtool.errors import RecipeError, UnsupportedError
 from qtool.planning.plan import make_plan
@@ -23,6 +22,7 @@ from qtool.recipe import recipe as recipes
 from qtool.recipe.rotate import RotateOptions
 from qtool.runs import embedded
 from qtool.runs.provenance import environment
+from qtool.streaming.skeleton import Skeleton
 from qtool.transforms import hadamard, rotate, rotated, rotation
 from qtool.transforms.rotated import Rotated
 from qtool.verification.run import verify_artifact

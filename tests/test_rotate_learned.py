@@ -11,10 +11,10 @@ from rotating import CENTERED, quiet, settings
 from safetensors.numpy import load_file, save_file
 from small_models import checkpoint, difference, logits
 
-from qtool.calibrating.skeleton import Skeleton
 from qtool.planning.plan import make_plan
 from qtool.recipe import recipe as recipes
 from qtool.recipe.rotate import RotateOptions
+from qtool.streaming.skeleton import Skeleton
 from qtool.transforms import rotate, rotated, rotation
 from qtool.transforms.rotated import Rotated
 

@@ -17,10 +17,6 @@ from safetensors.torch import load_file, save_file
 from small_models import checkpoint, difference, logits
 
 from qtool.artifact import Artifact
-from qtool.calibrating.calibration import calibration_tokens
-from qtool.calibrating.online import Online, turned
-from qtool.calibrating.skeleton import Skeleton
-from qtool.calibrating.workers import Workers
 from qtool.checkpoint import Checkpoint
 from qtool.converting.from_artifact import artifact_model
 from qtool.errors import QtoolError, RecipeError, UnsupportedError
@@ -29,6 +25,10 @@ from qtool.formats.compressed_tensors_targets import targets_of
 from qtool.quality.weights import ArtifactWeights, open_weights
 from qtool.recipe import recipe as recipes
 from qtool.recipe.rotate import RotateOptions
+from qtool.streaming.online import Online, turned
+from qtool.streaming.skeleton import Skeleton
+from qtool.streaming.workers import Workers
+from qtool.texts.calibration import calibration_tokens
 from qtool.transforms import rotate, rotated, smooth_attention
 from qtool.verification.engine_rules import engine_findings
 from qtool.verification.run import verify_artifact

@@ -18,14 +18,10 @@ from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
 from qtool.calibrating import row_rounding
-from qtool.calibrating.device import Device
-from qtool.calibrating.linears import Matrix
 from qtool.calibrating.placed import Passage
 from qtool.calibrating.row_feedback import Feedback, _groups
 from qtool.calibrating.row_rounding import RowFactor, round_rows
 from qtool.calibrating.sites import Tracer
-from qtool.calibrating.skeleton import MICRO_BATCH_TOKENS, Skeleton
-from qtool.calibrating.workers import Workers
 from qtool.checkpoint import Checkpoint
 from qtool.fitting.ends import Ends
 from qtool.fused_experts import apart
@@ -33,6 +29,10 @@ from qtool.gguf import swept_site
 from qtool.methods.tiles import in_turn
 from qtool.runs.progress import Progress
 from qtool.runs.workspace import Workspace, workspace
+from qtool.streaming.device import Device
+from qtool.streaming.linears import Matrix
+from qtool.streaming.skeleton import MICRO_BATCH_TOKENS, Skeleton
+from qtool.streaming.workers import Workers
 
 __all__ = ["device", "emulator"]
 

@@ -17,13 +17,13 @@ from test_resume import Died, dying
 from qtool.calibrating import row_feedback, row_rounding
 from qtool.calibrating.measure import calibrate
 from qtool.calibrating.stats import MIN_EXPERT_TOKENS
-from qtool.calibrating.workers import Workers
 from qtool.checkpoint import Checkpoint
 from qtool.errors import UnsupportedError
 from qtool.fitting.ends import Ends
 from qtool.formats.gguf_file import GgufFile
 from qtool.recipe.recipe import load
 from qtool.runs.progress import Progress
+from qtool.streaming.workers import Workers
 from qtool.verification.run import verify_artifact
 
 __all__ = ["models", "without_tokenizers"]

@@ -17,9 +17,6 @@ from cuda_device import device, emulator
 from quantizing import Call, caller
 
 import qtool
-from qtool.calibrating.device import Device
-from qtool.calibrating.skeleton import Skeleton
-from qtool.calibrating.tokenizing import decoder, tokenize
 from qtool.errors import QtoolError, SourceError, UnsupportedError, UsageError
 from qtool.generating import sample as module
 from qtool.generating.sample import Sampling, _draws, chosen
@@ -28,7 +25,10 @@ from qtool.quality.engine_inputs import activations
 from qtool.quality.forward import forward
 from qtool.quality.weights import open_weights
 from qtool.runs.progress import Progress
+from qtool.streaming.device import Device
+from qtool.streaming.skeleton import Skeleton
 from qtool.texts.source import load_text
+from qtool.texts.tokenizing import decoder, tokenize
 
 __all__ = ["device", "emulator"]
 

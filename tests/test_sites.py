@@ -7,12 +7,12 @@ import pytest
 import torch
 from arch_models import CONFIGS, VOCABULARY, build
 
-from qtool.calibrating.linears import Matrix, ObserveLinears, WeightIndex
 from qtool.calibrating.sites import BlockSites, Tracer, trace
-from qtool.calibrating.skeleton import Skeleton
-from qtool.calibrating.stream import LoadedBlock, Stream
-from qtool.calibrating.workers import Workers
 from qtool.checkpoint import Checkpoint
+from qtool.streaming.linears import Matrix, ObserveLinears, WeightIndex
+from qtool.streaming.skeleton import Skeleton
+from qtool.streaming.stream import LoadedBlock, Stream
+from qtool.streaming.workers import Workers
 
 
 def opened(folder: Path, samples: int = 2) -> tuple[Skeleton, Stream]:

@@ -200,7 +200,7 @@ def test_static_scales_are_the_largest_inputs(tmp_path: Path, recipe: str) -> No
     import torch
     from transformers import AutoModelForCausalLM
 
-    from qtool.calibrating.calibration import calibration_tokens
+    from qtool.texts.calibration import calibration_tokens
 
     few = ("calibration.samples=4", "calibration.length=64")
     run = quantizing.quantize(TINY, recipe, tmp_path / "a", *few)

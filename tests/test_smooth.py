@@ -10,12 +10,12 @@ import torch
 from quantizing import assert_reads_back, build, quantize, text_file, write_dense
 
 from qtool.calibrating.sites import Tracer
-from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.stats import collect
-from qtool.calibrating.workers import Workers
 from qtool.checkpoint import Checkpoint
 from qtool.planning.plan import make_plan
 from qtool.recipe import recipe
+from qtool.streaming.skeleton import Skeleton
+from qtool.streaming.workers import Workers
 from qtool.transforms import awq, smooth, smooth_attention
 from qtool.transforms.fold import restored
 from qtool.transforms.proved import Subject, proved_folds, too_large

@@ -11,9 +11,7 @@ import torch
 from quantizing import quantize
 from test_smooth import opened
 
-from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.stats import SiteStats, collect, first_half
-from qtool.calibrating.workers import Workers
 from qtool.hub import tiny_folder
 from qtool.quality.engine_inputs import activations
 from qtool.quality.forward import forward
@@ -21,6 +19,8 @@ from qtool.quality.weights import open_weights
 from qtool.recipe import recipe
 from qtool.runs.progress import Progress
 from qtool.scheme import Scheme
+from qtool.streaming.skeleton import Skeleton
+from qtool.streaming.workers import Workers
 from qtool.transforms import smooth, smooth_search
 from qtool.transforms.proved import Subject
 

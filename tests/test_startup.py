@@ -99,7 +99,7 @@ def test_a_run_that_cannot_go_on_is_told_at_once(tmp_path: Path) -> None:
 HEAPS = """
 import platform, threading
 import numpy as np
-from qtool.calibrating.allocator import share_heap
+from qtool.streaming.allocator import share_heap
 assert share_heap() == (platform.libc_ver()[0] == "glibc")
 
 barrier = threading.Barrier(6)

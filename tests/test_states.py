@@ -10,13 +10,13 @@ import pytest
 import torch
 from arch_models import VOCABULARY, build
 
-from qtool.calibrating.hidden import OnDisk
 from qtool.calibrating.originals import Originals
 from qtool.calibrating.placed import Passage
-from qtool.calibrating.skeleton import Skeleton
-from qtool.calibrating.stream import InMemory, States, Stream
-from qtool.calibrating.workers import Workers
 from qtool.checkpoint import Checkpoint
+from qtool.streaming.hidden import OnDisk
+from qtool.streaming.skeleton import Skeleton
+from qtool.streaming.stream import InMemory, States, Stream
+from qtool.streaming.workers import Workers
 
 
 @pytest.fixture(scope="module")

@@ -13,15 +13,15 @@ from arch_models import VOCABULARY, build
 from safetensors.numpy import load_file, save_file
 
 from qtool.calibrating import measure
-from qtool.calibrating.linears import Matrix, ObserveLinears, WeightIndex
 from qtool.calibrating.sites import BlockSites, Tracer
-from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.stats import NEEDS, SiteStats, collect, gram_of, strips
 from qtool.calibrating.stats_file import StatsFile, StatsWriter
-from qtool.calibrating.stream import LoadedBlock, Stream
-from qtool.calibrating.workers import Workers
 from qtool.checkpoint import Checkpoint
 from qtool.errors import FormatError, SourceError, UnsupportedError
+from qtool.streaming.linears import Matrix, ObserveLinears, WeightIndex
+from qtool.streaming.skeleton import Skeleton
+from qtool.streaming.stream import LoadedBlock, Stream
+from qtool.streaming.workers import Workers
 
 KINDS = ["llama", "gpt_neox", "mixtral", "qwen3_moe"]
 
@@ -236,7 +236,7 @@ def test_strips_cover_the_columns_and_save_work(width: int) -> None:
 
 def test_a_gram_matrix_of_several_strips(tmp_path: Path) -> None:
     from qtool.calibrating.stats import _add, _Sum
-    from qtool.calibrating.turns import Turns
+    from qtool.streaming.turns import Turns
 
     total, turns = _Sum(300, NEEDS), Turns()
     x = torch.randn(50, 300, generator=torch.Generator().manual_seed(0))

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
 from qtool.calibrating.sites import Tracer
-from qtool.calibrating.skeleton import Skeleton
-from qtool.calibrating.workers import Workers
 from qtool.checkpoint import Checkpoint
 from qtool.errors import SourceError, UnsupportedError
+from qtool.streaming.skeleton import Skeleton
+from qtool.streaming.workers import Workers
 
 
 @pytest.fixture(scope="module")

@@ -26,12 +26,8 @@ from small_models import checkpoint
 
 import qtool
 from qtool.calibrating import placed
-from qtool.calibrating.device import Device, open_gpu
 from qtool.calibrating.sites import Tracer
-from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.stats import NEEDS, collect
-from qtool.calibrating.stream import InMemory, LoadedBlock
-from qtool.calibrating.workers import Workers
 from qtool.cuda import more_tasks, uploads
 from qtool.gguf import on_device, swept_site
 from qtool.gguf.imatrix import write_importance
@@ -40,6 +36,10 @@ from qtool.recipe.recipe import load
 from qtool.runs import pipeline
 from qtool.runs.progress import Progress
 from qtool.runs.request import Request
+from qtool.streaming.device import Device, open_gpu
+from qtool.streaming.skeleton import Skeleton
+from qtool.streaming.stream import InMemory, LoadedBlock
+from qtool.streaming.workers import Workers
 from qtool.transforms import awq
 
 __all__ = ["emulator"]

@@ -20,17 +20,17 @@ import zstandard
 from hub_here import hub_here
 from typer.testing import CliRunner
 
-from qtool.calibrating.calibration import calibration_tokens, chunks
-from qtool.calibrating.tokenizing import tokenize
 from qtool.cli.main import app
 from qtool.errors import SourceError, UnsupportedError
 from qtool.hub import tiny_folder
 from qtool.runs.progress import Progress
 from qtool.texts import parquet, records, source, stored
+from qtool.texts.calibration import calibration_tokens, chunks
 from qtool.texts.chats import Chat
 from qtool.texts.datasets import choose
 from qtool.texts.mixture import check_source, too_few_bytes
 from qtool.texts.source import Text, load_text, read_text
+from qtool.texts.tokenizing import tokenize
 
 PACK: dict[str, Callable[[bytes], bytes]] = {
     ".gz": gzip.compress,
@@ -254,8 +254,8 @@ def test_of_a_long_text_the_first_tokens_are_read(
     monkeypatch.setattr(source, "MOST_READ", 1000)
     monkeypatch.setattr(source, "TIMES", 20)
     monkeypatch.setattr(stored, "AT_ONCE", 1000)
-    monkeypatch.setattr("qtool.calibrating.calibration._LONG", 1)
-    monkeypatch.setattr("qtool.calibrating.calibration._SHORT", 1)
+    monkeypatch.setattr("qtool.texts.calibration._LONG", 1)
+    monkeypatch.setattr("qtool.texts.calibration._SHORT", 1)
     words = random.Random(1)
     text = " ".join(words.choice(["the", "and", "import", "class", "in"]) for _ in range(400_000))
     short, long = tmp_path / "short.txt", tmp_path / "long.txt"

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from qtool.calibrating.workers import Workers
 from qtool.errors import SourceError
 from qtool.methods import gptq, tiles
+from qtool.streaming.workers import Workers
 
 SIZES = [1, 31, 32, 33, 100, 129]
 

@@ -16,10 +16,7 @@ import qtool
 from qtool.artifact import Artifact
 from qtool.calibrating import tune_block as module
 from qtool.calibrating.originals import tuned_note
-from qtool.calibrating.skeleton import Skeleton
-from qtool.calibrating.stream import LoadedBlock, Stream
 from qtool.calibrating.tune_block import parts, tune_block
-from qtool.calibrating.workers import Workers
 from qtool.checkpoint import Checkpoint
 from qtool.errors import RecipeError, UnsupportedError
 from qtool.matrix.cells import cells
@@ -29,6 +26,9 @@ from qtool.recipe.methods import TuneOptions
 from qtool.recipe.recipe import load, parse
 from qtool.runs.summary import TunedReport
 from qtool.scheme import GroupQuant, Scheme
+from qtool.streaming.skeleton import Skeleton
+from qtool.streaming.stream import LoadedBlock, Stream
+from qtool.streaming.workers import Workers
 from qtool.verification.run import verify_artifact
 
 ASYMMETRIC = Scheme(3, 16, False)

@@ -19,14 +19,14 @@ from transformers import (
 )
 
 from qtool import structure
-from qtool.calibrating.skeleton import Skeleton
-from qtool.calibrating.workers import Workers
 from qtool.checkpoint import Checkpoint
 from qtool.errors import UnsupportedError
 from qtool.formats.safetensors_header import TensorInfo
 from qtool.layer_names import is_head
 from qtool.planning.plan import make_plan
 from qtool.recipe.recipe import load
+from qtool.streaming.skeleton import Skeleton
+from qtool.streaming.workers import Workers
 from qtool.verification.exact import only_scaled
 from qtool.verification.run import verify_artifact
 
@@ -269,7 +269,7 @@ def test_towers_are_not_run_as_decoders() -> None:
     """A list of blocks that paints may be the largest, and is no decoder."""
     from torch import nn
 
-    from qtool.calibrating.meta_model import find_blocks
+    from qtool.streaming.meta_model import find_blocks
 
     decoder, painter = (nn.ModuleList([nn.Linear(n, n)]) for n in (4, 8))
     model = nn.ModuleDict({"vqmodel": nn.ModuleDict({"up": painter}), "layers": decoder})

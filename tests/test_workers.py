@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from qtool.calibrating.workers import Workers
+from qtool.streaming.workers import Workers
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])

@@ -78,10 +78,10 @@ def verify(
 
     Returns a verdict: `ok`, `findings`, `layers` and `json()`, the object of `qtool verify --json`.
     """
-    from qtool.calibrating.allocator import share_heap
     from qtool.hub import resolve
     from qtool.runs.progress import Progress
     from qtool.runs.request import check_names
+    from qtool.streaming.allocator import share_heap
     from qtool.verification.run import verify_artifact
 
     check_names(artifact, against)
@@ -116,16 +116,16 @@ def evaluate(
 ) -> Evaluation:
     """Measure an artifact on a text, as `qtool eval` does: `found` has the figures by name."""
     refuse_less(windows=(windows, 1), length=(length, 8), threads=(threads, 1))
-    from qtool.calibrating.allocator import share_heap
+    from qtool.streaming.allocator import share_heap
 
     share_heap()
-    from qtool.calibrating.device import explained
     from qtool.hub import resolve
     from qtool.native.library import default_threads
     from qtool.quality.evaluate import Protocol, check_protocol
     from qtool.quality.evaluate import evaluate as run
     from qtool.runs.progress import Progress
     from qtool.runs.request import device_of
+    from qtool.streaming.device import explained
     from qtool.texts.source import text_file
 
     chosen = Protocol(protocol, text_file(text), windows, length)
@@ -158,17 +158,17 @@ def generate(
 ) -> Generated:
     """Let an artifact go on with a text, as `qtool generate` does."""
     refuse_less(tokens=(tokens, 1), threads=(threads, 1))
-    from qtool.calibrating.allocator import share_heap
+    from qtool.streaming.allocator import share_heap
 
     share_heap()
     import torch
 
-    from qtool.calibrating.device import explained
     from qtool.generating.generate import generate as run
     from qtool.hub import resolve
     from qtool.native.library import default_threads
     from qtool.runs.progress import Progress
     from qtool.runs.request import device_of
+    from qtool.streaming.device import explained
 
     place = device_of(device, ways_back=False)
     progress = progress or Progress(quiet=quiet)
@@ -198,7 +198,7 @@ def compare(
     --json`.
     """
     refuse_less(windows=(windows, 1), length=(length, 8), threads=(threads, 1))
-    from qtool.calibrating.allocator import share_heap
+    from qtool.streaming.allocator import share_heap
 
     share_heap()
     from qtool.errors import QtoolError, UsageError

@@ -46,7 +46,6 @@ def quantize(
     Returns what was made: `artifact`, `format`, `size_bytes`, `layers` with their errors, and
     `json()`, the object of `qtool quantize --json`.
     """
-    from qtool.calibrating.allocator import share_heap
     from qtool.formats.safetensors_file import parse_size
     from qtool.native.library import default_threads
     from qtool.recipe.recipe import calibration_sets, load
@@ -54,6 +53,7 @@ def quantize(
     from qtool.runs.quantize import Asked
     from qtool.runs.quantize import quantize as run
     from qtool.runs.request import check_device, check_names
+    from qtool.streaming.allocator import share_heap
 
     check_device(device)
     check_names(model, recipe, out, calibration, stats, imatrix)
@@ -115,12 +115,12 @@ def fit(
     Returns what was chosen: `out`, `loss` in nats a token, `chosen` and `json()`, the object of
     `qtool fit --json`.
     """
-    from qtool.calibrating.allocator import share_heap
     from qtool.fitting.fit import fit as run
     from qtool.fitting.request import fit_request
     from qtool.native.library import default_threads
     from qtool.runs.progress import Progress
     from qtool.runs.request import check_names
+    from qtool.streaming.allocator import share_heap
 
     check_names(model, recipe, out, calibration, costs)
     refuse_less(threads=(threads, 1))
@@ -214,7 +214,6 @@ def sample(
     refuse_less(samples=(samples, 1), length=(length, 8), seed=(seed, 0), threads=(threads, 1))
     import torch
 
-    from qtool.calibrating.device import explained
     from qtool.errors import UsageError
     from qtool.generating.sample import Sampling
     from qtool.generating.sample import sample as run
@@ -223,6 +222,7 @@ def sample(
     from qtool.runs.progress import Progress
     from qtool.runs.request import check_names, device_of
     from qtool.runs.workspace import check_free
+    from qtool.streaming.device import explained
 
     check_names(model, out)
     if seed >= 2**32:

@@ -1,1 +1,1 @@
-"""A forward pass, one block of weights in memory: what it measures and quantizes on its way."""
+"""What a streamed forward pass (qtool.streaming) measures and quantizes, block by block."""

@@ -18,17 +18,13 @@ from qtool.calibrating.experts import experts_note
 from qtool.calibrating.given import Given
 from qtool.calibrating.guidance import Guidance, told
 from qtool.calibrating.head import measured, planned_head, quantize_head, quantized_outside
-from qtool.calibrating.hidden import OnDisk, keep, take_up
 from qtool.calibrating.one_block import Run, quantize_block
 from qtool.calibrating.originals import Originals, made_up_note, tuned_note
 from qtool.calibrating.placed import Passage, ahead
-from qtool.calibrating.precision import settled
 from qtool.calibrating.row_feedback import Feedback
 from qtool.calibrating.row_feedback import told as fed
 from qtool.calibrating.sites import Tracer
-from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.tuning import Tuning
-from qtool.calibrating.workers import Workers
 from qtool.checkpoint import Checkpoint
 from qtool.errors import SourceError
 from qtool.fitting.ends import Ends
@@ -43,6 +39,10 @@ from qtool.runs.sink import Sink
 from qtool.runs.summary import LayerReport
 from qtool.runs.workspace import Workspace
 from qtool.scheme import Dropped
+from qtool.streaming.hidden import OnDisk, keep, take_up
+from qtool.streaming.precision import settled
+from qtool.streaming.skeleton import Skeleton
+from qtool.streaming.workers import Workers
 
 NOT_ERROR_AWARE = "statistics from a file, used unchanged: not error-aware"
 _ALIKE = "all tokens count alike: a statistics file holds no text for gptq.guided to look at"

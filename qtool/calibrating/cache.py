@@ -16,11 +16,11 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from qtool.calibrating.stream import LoadedBlock, Stream
-from qtool.calibrating.torch_calls import TorchCalls
-from qtool.calibrating.workers import Workers
 from qtool.errors import SourceError, UnsupportedError
 from qtool.planning.cache import Kept
+from qtool.streaming.stream import LoadedBlock, Stream
+from qtool.streaming.torch_calls import TorchCalls
+from qtool.streaming.workers import Workers
 
 REACH = {("float", 8): 448.0, ("int", 8): 127.0, ("int", 4): 7.5}
 

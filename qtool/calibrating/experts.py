@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 
 from qtool.calibrating.sites import Site
 from qtool.calibrating.stats import MIN_EXPERT_TOKENS
-from qtool.calibrating.stream import LoadedBlock
 from qtool.runs.summary import ExpertReport
+from qtool.streaming.stream import LoadedBlock
 
 
 def expert_reports(

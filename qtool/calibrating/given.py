@@ -8,13 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool.calibrating import measure
-from qtool.calibrating.calibration import calibration_tokens
 from qtool.calibrating.stats_file import StatsFile
 from qtool.checkpoint import Checkpoint
 from qtool.errors import UnsupportedError
 from qtool.methods import gptq
 from qtool.recipe.recipe import Recipe
 from qtool.runs.progress import Progress
+from qtool.texts.calibration import calibration_tokens
 from qtool.transforms import awq, smooth
 
 

@@ -28,14 +28,14 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from qtool.calibrating.allocator import give_back
-from qtool.calibrating.linears import Matrix, ObserveLinears, WeightIndex
 from qtool.calibrating.placed import Passage
 from qtool.calibrating.sites import BlockSites
 from qtool.calibrating.stats import Weights
-from qtool.calibrating.stream import Call, LoadedBlock, Stream, raise_if_of_memory
-from qtool.calibrating.torch_calls import TorchCalls
 from qtool.errors import NoGradientError, UnsupportedError
+from qtool.streaming.allocator import give_back
+from qtool.streaming.linears import Matrix, ObserveLinears, WeightIndex
+from qtool.streaming.stream import Call, LoadedBlock, Stream, raise_if_of_memory
+from qtool.streaming.torch_calls import TorchCalls
 
 
 @dataclass(frozen=True)

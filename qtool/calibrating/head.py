@@ -12,9 +12,7 @@ from torch import nn
 
 from qtool import methods
 from qtool.calibrating.placed import Passage
-from qtool.calibrating.precision import products_in
 from qtool.calibrating.quantize_site import output_error
-from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.stats import SiteStats, gram_of
 from qtool.layer_names import is_head
 from qtool.methods import gptq
@@ -26,6 +24,8 @@ from qtool.runs.outcome import Outcome
 from qtool.runs.sink import Sink
 from qtool.runs.summary import OUTPUTS, WEIGHTS, LayerReport
 from qtool.scheme import Scheme
+from qtool.streaming.precision import products_in
+from qtool.streaming.skeleton import Skeleton
 
 
 class _SeenError(Exception):

@@ -11,21 +11,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qtool.calibrating.allocator import give_back
-from qtool.calibrating.calibration import Calibration, calibration_tokens
-from qtool.calibrating.device import Device
 from qtool.calibrating.groups import groups_of
-from qtool.calibrating.hidden import OnDisk
 from qtool.calibrating.placed import Passage, ahead
-from qtool.calibrating.precision import settled
 from qtool.calibrating.sites import Site, Tracer
-from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.stats import SiteStats
 from qtool.calibrating.stats import Weights as Counts
 from qtool.calibrating.stats_file import StatsFile, StatsWriter
-from qtool.calibrating.stream import LoadedBlock
-from qtool.calibrating.weights import Weights
-from qtool.calibrating.workers import Workers
 from qtool.checkpoint import Checkpoint
 from qtool.errors import FormatError, SourceError, UnsupportedError
 from qtool.formats import safetensors_file as st
@@ -42,7 +33,16 @@ from qtool.recipe.recipe import Calibration as Settings
 from qtool.runs import resume
 from qtool.runs.progress import Progress
 from qtool.runs.workspace import Workspace
+from qtool.streaming.allocator import give_back
+from qtool.streaming.device import Device
+from qtool.streaming.hidden import OnDisk
+from qtool.streaming.precision import settled
+from qtool.streaming.skeleton import Skeleton
+from qtool.streaming.stream import LoadedBlock
+from qtool.streaming.weights import Weights
+from qtool.streaming.workers import Workers
 from qtool.structure import packed
+from qtool.texts.calibration import Calibration, calibration_tokens
 from qtool.texts.source import TOPICS
 
 if TYPE_CHECKING:

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 
 from qtool.calibrating import cache, outliers
-from qtool.calibrating.allocator import give_back
 from qtool.calibrating.experts import expert_reports
 from qtool.calibrating.given import recipe_needs
 from qtool.calibrating.groups import groups_for
@@ -20,10 +19,8 @@ from qtool.calibrating.placed import Ahead, Passage, placed_block
 from qtool.calibrating.quantize_site import Job, quantize_site, site_jobs
 from qtool.calibrating.row_feedback import Feedback, Rows
 from qtool.calibrating.sites import BlockSites, Site, Tracer
-from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.stats import SiteStats, Weights
 from qtool.calibrating.stats_file import StatsFile
-from qtool.calibrating.stream import CPU, LoadedBlock
 from qtool.calibrating.tuning import Tuning
 from qtool.errors import SourceError
 from qtool.planning.plan import Plan
@@ -36,6 +33,9 @@ from qtool.runs.progress import Progress
 from qtool.runs.sink import Sink
 from qtool.runs.summary import LayerReport, OutlierReport, TunedReport
 from qtool.scheme import Dropped
+from qtool.streaming.allocator import give_back
+from qtool.streaming.skeleton import Skeleton
+from qtool.streaming.stream import CPU, LoadedBlock
 from qtool.transforms.chain import apply_in_turn
 from qtool.transforms.proved import Applied, Subject, takes_part
 

@@ -12,17 +12,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from qtool.calibrating.hidden import OnDisk, keep, put, whole
 from qtool.calibrating.pairs import Pair, collect_pair
 from qtool.calibrating.placed import Passage
 from qtool.calibrating.sites import Site
-from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.stats import SiteStats
-from qtool.calibrating.stream import InMemory, LoadedBlock, States
 from qtool.calibrating.tune_block import Kind, Tuned, tune_block
 from qtool.methods import gptaq, named
 from qtool.recipe.methods import TuneOptions
 from qtool.runs.summary import TunedReport
+from qtool.streaming.hidden import OnDisk, keep, put, whole
+from qtool.streaming.skeleton import Skeleton
+from qtool.streaming.stream import InMemory, LoadedBlock, States
 
 FOLDER = "originals"  # within a run's
 

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 
 import torch
 
-from qtool.calibrating.linears import Matrix, ObserveLinears, WeightIndex
 from qtool.calibrating.sites import Site
 from qtool.calibrating.stats import mirrored, strips
-from qtool.calibrating.stream import LoadedBlock, Stream
-from qtool.calibrating.turns import Turns
-from qtool.calibrating.workers import Workers
 from qtool.errors import UnsupportedError
+from qtool.streaming.linears import Matrix, ObserveLinears, WeightIndex
+from qtool.streaming.stream import LoadedBlock, Stream
+from qtool.streaming.turns import Turns
+from qtool.streaming.workers import Workers
 
 
 class _SeenError(Exception):

@@ -17,17 +17,17 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import nn
 
-from qtool.calibrating.arguments import tensors_in
-from qtool.calibrating.device import Device
-from qtool.calibrating.layout import Stored, mapped
-from qtool.calibrating.precision import products_in
-from qtool.calibrating.reading import Reading
 from qtool.calibrating.sites import Site
-from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.stats import SiteStats, Weights, collect
-from qtool.calibrating.stream import Call, LoadedBlock, States, Stream
-from qtool.calibrating.workers import Workers
 from qtool.recipe.file import Precision
+from qtool.streaming.arguments import tensors_in
+from qtool.streaming.device import Device
+from qtool.streaming.layout import Stored, mapped
+from qtool.streaming.precision import products_in
+from qtool.streaming.reading import Reading
+from qtool.streaming.skeleton import Skeleton
+from qtool.streaming.stream import Call, LoadedBlock, States, Stream
+from qtool.streaming.workers import Workers
 
 
 def placed_block(block: LoadedBlock, place: torch.device) -> LoadedBlock:

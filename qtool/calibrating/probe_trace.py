@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from qtool.calibrating.linears import Matrix, ObserveLinears, WeightIndex
-from qtool.calibrating.stream import Call, LoadedBlock
+from qtool.streaming.linears import Matrix, ObserveLinears, WeightIndex
+from qtool.streaming.stream import Call, LoadedBlock
 
 
 @dataclass(frozen=True)

@@ -15,15 +15,11 @@ import torch
 from numpy.typing import NDArray
 
 from qtool import methods
-from qtool.calibrating.device import Device
 from qtool.calibrating.input_scale import stored_scale
 from qtool.calibrating.row_feedback import Rows
 from qtool.calibrating.row_rounding import RowFactor, round_rows
 from qtool.calibrating.sites import BlockSites, Site
 from qtool.calibrating.stats import MIN_EXPERT_TOKENS, SiteStats, gram_on, is_rare
-from qtool.calibrating.stream import LoadedBlock
-from qtool.calibrating.weights import Weights
-from qtool.calibrating.workers import Workers
 from qtool.dequantize import dequantize
 from qtool.errors import UnsupportedError
 from qtool.fitting.ends import advised
@@ -37,6 +33,10 @@ from qtool.recipe.recipe import Recipe
 from qtool.runs import layer_errors
 from qtool.runs.summary import OUTPUTS, WEIGHTS, LayerReport
 from qtool.scheme import GroupQuant, Scheme, joined
+from qtool.streaming.device import Device
+from qtool.streaming.stream import LoadedBlock
+from qtool.streaming.weights import Weights
+from qtool.streaming.workers import Workers
 
 Floats = NDArray[np.float32]
 Write = Callable[[Planned, GroupQuant, float | None], None]  # a matrix, and its input's scale

@@ -35,17 +35,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from qtool.calibrating.device import host
-from qtool.calibrating.linears import Matrix, ObserveLinears, WeightIndex
 from qtool.calibrating.placed import Passage
-from qtool.calibrating.precision import products_in
 from qtool.calibrating.row_rounding import RowFactor
 from qtool.calibrating.sites import BlockSites, LinearCall
-from qtool.calibrating.stream import LoadedBlock, Stream
-from qtool.calibrating.workers import Workers
 from qtool.errors import NoGradientError, UnsupportedError
 from qtool.fitting.ends import Ends, advised
 from qtool.fitting.passing import Passing
+from qtool.streaming.device import host
+from qtool.streaming.linears import Matrix, ObserveLinears, WeightIndex
+from qtool.streaming.precision import products_in
+from qtool.streaming.stream import LoadedBlock, Stream
+from qtool.streaming.workers import Workers
 from qtool.verification.sentences import count
 
 Floats = NDArray[np.float32]

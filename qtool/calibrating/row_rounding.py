@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from qtool.calibrating.device import Device, host
-from qtool.calibrating.single_thread import single_thread
 from qtool.methods import gptq
 from qtool.methods.tiles import Spread, in_turn
+from qtool.streaming.device import Device, host
+from qtool.streaming.single_thread import single_thread
 
 Floats = NDArray[np.float32]
 Rounded = Callable[[Floats, NDArray[np.int32]], Floats]  # of some rows, and which they are

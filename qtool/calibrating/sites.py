@@ -22,11 +22,11 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import nn
 
-from qtool.calibrating.linears import Matrix
 from qtool.calibrating.probe_trace import Trace, TracedCall, watch
-from qtool.calibrating.stream import Call, LoadedBlock, Stream
 from qtool.errors import UnsupportedError
 from qtool.names import Binding
+from qtool.streaming.linears import Matrix
+from qtool.streaming.stream import Call, LoadedBlock, Stream
 
 
 @dataclass(frozen=True)

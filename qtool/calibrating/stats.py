@@ -23,13 +23,13 @@ import torch
 from numpy.typing import NDArray
 
 from qtool.calibrating import ranges
-from qtool.calibrating.device import Device
-from qtool.calibrating.linears import Matrix, ObserveLinears, WeightIndex
 from qtool.calibrating.sites import Site
-from qtool.calibrating.stream import CPU, LoadedBlock, Stream
-from qtool.calibrating.turns import Turns
-from qtool.calibrating.workers import Workers
 from qtool.errors import UnsupportedError
+from qtool.streaming.device import Device
+from qtool.streaming.linears import Matrix, ObserveLinears, WeightIndex
+from qtool.streaming.stream import CPU, LoadedBlock, Stream
+from qtool.streaming.turns import Turns
+from qtool.streaming.workers import Workers
 
 NEEDS = frozenset({"gram", "square", "mean_abs", "max_abs"})
 # Measured where it is used: it cannot be mapped to an input that a transform divided.

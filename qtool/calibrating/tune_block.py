@@ -26,11 +26,11 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from qtool.calibrating.stream import LoadedBlock, States, Stream
-from qtool.calibrating.workers import Workers
 from qtool.errors import UnsupportedError
 from qtool.methods import tune
 from qtool.recipe.methods import TuneOptions
+from qtool.streaming.stream import LoadedBlock, States, Stream
+from qtool.streaming.workers import Workers
 
 Own = TypeVar("Own")
 Kind = TypeVar("Kind", bound="Matrix")

@@ -4,13 +4,13 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from qtool.calibrating.originals import Originals
-from qtool.calibrating.stream import LoadedBlock
 from qtool.methods.tune import Grouped
 from qtool.planning.planned import Planned
 from qtool.recipe.methods import TuneOptions
 from qtool.runs.sink import Sink
 from qtool.runs.summary import TunedReport
 from qtool.scheme import GroupQuant
+from qtool.streaming.stream import LoadedBlock
 
 
 class _Held(NamedTuple):

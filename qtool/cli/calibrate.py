@@ -57,7 +57,7 @@ def calibrate(
         raise typer.BadParameter(
             "name a file to write: -o STATS for `quantize --stats`, --imatrix OUT.gguf for GGUF"
         )
-    from qtool.calibrating.allocator import share_heap
+    from qtool.streaming.allocator import share_heap
 
     share_heap()
     from qtool.texts.mixture import check_source

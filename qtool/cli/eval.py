@@ -42,7 +42,7 @@ def evaluate(
     json_: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
 ) -> None:
     """Measure ARTIFACT on a text: perplexity, and with --against KL divergence and agreement."""
-    from qtool.calibrating.allocator import share_heap
+    from qtool.streaming.allocator import share_heap
 
     share_heap()
     from qtool import api

@@ -74,7 +74,7 @@ def fit(
 
     qtool fit tiny --size 2MB -o mine.yaml
     """
-    from qtool.calibrating.allocator import share_heap
+    from qtool.streaming.allocator import share_heap
     from qtool.texts.mixture import check_source
 
     check_source(calibration)  # before imports and a download

@@ -63,7 +63,7 @@ def matrix(
 
     The same command goes on where an earlier one stopped. Exit status 1 where any recipe failed.
     """
-    from qtool.calibrating.allocator import share_heap
+    from qtool.streaming.allocator import share_heap
 
     share_heap()
     from qtool.errors import UsageError

@@ -35,7 +35,7 @@ def report(
 
     One that fails its checks is on the page, too; the command then ends with 1.
     """
-    from qtool.calibrating.allocator import share_heap
+    from qtool.streaming.allocator import share_heap
 
     share_heap()
     from qtool.errors import FormatError, UsageError

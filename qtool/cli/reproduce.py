@@ -39,7 +39,7 @@ def reproduce(
 
     Bytes are compared; on another kind of CPU than a calibrated one was made on, codes.
     """
-    from qtool.calibrating.allocator import share_heap
+    from qtool.streaming.allocator import share_heap
 
     share_heap()
     from qtool.errors import SourceError

@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool.artifact import Artifact
-from qtool.calibrating.weights import Weights
 from qtool.cuda import float_tasks, more_tasks, tasks
 from qtool.cuda.tasks import Task
 from qtool.entry import Entry
@@ -22,6 +21,7 @@ from qtool.formats.stored_codes import one_number
 from qtool.gguf.weights import GgufWeights
 from qtool.quality.weights import ArtifactWeights
 from qtool.scheme import GroupQuant, Scheme
+from qtool.streaming.weights import Weights
 
 Put = Callable[[NDArray[Any]], Any]  # a copy on the device, where a kernel can begin to read
 Out = Any  # a tensor of the device, [out, in]; in a product [vectors, out]

@@ -6,16 +6,16 @@ from functools import cached_property
 
 import torch
 
-from qtool.calibrating.device import Device
-from qtool.calibrating.reading import OnHost, copy_tensor, require_finite
-from qtool.calibrating.weights import Weights
 from qtool.cuda.packed import Packed, packed
 from qtool.cuda.uploads import Uploads
+from qtool.streaming.device import Device
+from qtool.streaming.reading import OnHost, copy_tensor, require_finite
+from qtool.streaming.weights import Weights
 
 
 @dataclass(frozen=True)
 class OnDevice:
-    """See qtool.calibrating.reading.Reading; for one thread at a time, whose stream does the work.
+    """See qtool.streaming.reading.Reading; for one thread at a time, whose stream does the work.
     The numbers are the CPU's, bit for bit."""
 
     weights: Weights

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from qtool.calibrating.arguments import tensors_in
-from qtool.calibrating.skeleton import LookedUp, Skeleton
 from qtool.fitting.passing import Passing
 from qtool.fitting.slope import Slope
+from qtool.streaming.arguments import tensors_in
+from qtool.streaming.skeleton import LookedUp, Skeleton
 
 
 @dataclass(frozen=True)

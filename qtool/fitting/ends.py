@@ -18,9 +18,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from qtool.calibrating.device import Device
-from qtool.calibrating.skeleton import MICRO_BATCH_TOKENS, Skeleton
-from qtool.calibrating.workers import Workers
 from qtool.errors import NoGradientError, QtoolError, SourceError, UnsupportedError
 from qtool.fitting import slopes
 from qtool.fitting.kept import drop_passed
@@ -30,6 +27,9 @@ from qtool.recipe.file import Precision
 from qtool.runs.journal import Journal
 from qtool.runs.progress import Progress
 from qtool.runs.workspace import Workspace
+from qtool.streaming.device import Device
+from qtool.streaming.skeleton import MICRO_BATCH_TOKENS, Skeleton
+from qtool.streaming.workers import Workers
 
 FOLDER = "ends"  # within a run's
 _ALL = "slopes behind all blocks"

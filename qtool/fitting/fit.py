@@ -111,7 +111,7 @@ def _precision(request: FitRequest, there: bool, progress: Progress) -> Precisio
     if there:
         assert request.costs is not None
         return kept.precision_of(request.costs)
-    from qtool.calibrating.precision import settled
+    from qtool.streaming.precision import settled
 
     return settled(asked, request.device, progress)
 
@@ -173,8 +173,8 @@ def _passed(
     precision: Precision,
 ) -> "Slopes":
     """What the passes forwards and backwards tell."""
-    from qtool.calibrating.skeleton import Skeleton
     from qtool.fitting import slopes
+    from qtool.streaming.skeleton import Skeleton
 
     with progress.stage("calibrate"):
         skeleton = Skeleton.open(ways.weights)

@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool import native_gguf
-from qtool.calibrating.workers import Workers
 from qtool.errors import FormatError
 from qtool.fitting.sampled import by_weight, checked, pieces
 from qtool.fitting.slope import Slope, Slopes
@@ -26,6 +25,7 @@ from qtool.gguf.planned import PlannedTensor
 from qtool.gguf.recipe import GgufRecipe
 from qtool.gguf.source import SourceTensor, as_floats
 from qtool.gguf_types import BlockType
+from qtool.streaming.workers import Workers
 
 Floats = NDArray[np.float32]
 

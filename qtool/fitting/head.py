@@ -13,16 +13,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from qtool.calibrating.linears import Matrix, WeightIndex
-from qtool.calibrating.skeleton import Skeleton
-from qtool.calibrating.stream import Stream
-from qtool.calibrating.workers import Workers
 from qtool.errors import SourceError
 from qtool.fitting.memory import LOGITS
 from qtool.fitting.passing import Passing
 from qtool.fitting.slope import Slope
 from qtool.fitting.sums import Seen, add, observed
 from qtool.runs.progress import Progress
+from qtool.streaming.linears import Matrix, WeightIndex
+from qtool.streaming.skeleton import Skeleton
+from qtool.streaming.stream import Stream
+from qtool.streaming.workers import Workers
 
 _HEAD = Matrix("weight", None)
 

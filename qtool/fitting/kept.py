@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from qtool.calibrating.workers import Workers
 from qtool.fitting import slopes_file
 from qtool.fitting.passing import Passing
 from qtool.fitting.slope import Slope
 from qtool.fitting.slopes_file import Named
 from qtool.native.sums import checksum
 from qtool.runs.workspace import Workspace
+from qtool.streaming.workers import Workers
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from math import isfinite
 from typing import Any
 
-from qtool.calibrating.workers import Workers
 from qtool.fitting.slope import Slopes
 from qtool.fitting.ways import Losses, Ways
 from qtool.runs.progress import Progress
 from qtool.runs.workspace import Workspace
+from qtool.streaming.workers import Workers
 
 Lost = Mapping[str, float | None]
 

@@ -12,8 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool import structure
-from qtool.calibrating.calibration import calibration_tokens
-from qtool.calibrating.workers import Workers
 from qtool.checkpoint import Checkpoint
 from qtool.errors import SourceError, UnsupportedError
 from qtool.fitting import outside
@@ -35,6 +33,8 @@ from qtool.planning.shapes import shapes_of
 from qtool.quality.weights import runnable
 from qtool.recipe.recipe import Recipe, parse
 from qtool.runs.progress import Progress
+from qtool.streaming.workers import Workers
+from qtool.texts.calibration import calibration_tokens
 
 _MIXED = ("gptq", "compressed-tensors", "mlx")  # formats whose matrices may differ in bits
 

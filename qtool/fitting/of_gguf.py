@@ -9,9 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qtool.calibrating.calibration import calibration_tokens
-from qtool.calibrating.weights import Weights
-from qtool.calibrating.workers import Workers
 from qtool.checkpoint import Checkpoint
 from qtool.errors import UnsupportedError
 from qtool.fitting.gguf_losses import losses_of, usable_types, weighed
@@ -36,6 +33,9 @@ from qtool.planning.handed import handed_on
 from qtool.quality.weights import runnable
 from qtool.recipe.recipe import parse
 from qtool.runs.progress import Progress
+from qtool.streaming.weights import Weights
+from qtool.streaming.workers import Workers
+from qtool.texts.calibration import calibration_tokens
 
 _RECORD = 1024  # bytes at most that a file tells of what it was calibrated on
 _SCALES_MORE = 0.05  # that AWQ's scales may take above what is guessed

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from qtool.calibrating.hidden import as_bytes, opened, read_at, write_at
-from qtool.calibrating.workers import Workers
 from qtool.native.sums import checksum
+from qtool.streaming.hidden import as_bytes, opened, read_at, write_at
+from qtool.streaming.workers import Workers
 
 
 class Passing:

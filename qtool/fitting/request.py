@@ -20,7 +20,7 @@ from qtool.recipe.recipe import Recipe
 from qtool.runs.progress import Progress
 
 if TYPE_CHECKING:
-    from qtool.calibrating.device import Device
+    from qtool.streaming.device import Device
 
 BITS = (0.1, 32)  # a weight, that may be asked for
 SAMPLES = 16  # of the text, unless more are asked for

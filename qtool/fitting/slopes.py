@@ -32,17 +32,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from qtool.calibrating.allocator import give_back
-from qtool.calibrating.arguments import tensors_in, with_tensors
-from qtool.calibrating.device import Device
-from qtool.calibrating.layout import Stored
-from qtool.calibrating.linears import WeightIndex
 from qtool.calibrating.placed import Passage
-from qtool.calibrating.precision import products_in
 from qtool.calibrating.sites import BlockSites, Tracer, refuse_conv1d
-from qtool.calibrating.skeleton import Skeleton
-from qtool.calibrating.stream import LoadedBlock, Stream
-from qtool.calibrating.workers import Workers
 from qtool.fitting.before import Before
 from qtool.fitting.head import through_head
 from qtool.fitting.kept import Block, Kept, gradients_at, keep_all, states_at, take_all
@@ -54,6 +45,15 @@ from qtool.fitting.sums import Seen, Sums, add, observed
 from qtool.recipe.file import Precision
 from qtool.runs.progress import Progress
 from qtool.runs.workspace import Workspace
+from qtool.streaming.allocator import give_back
+from qtool.streaming.arguments import tensors_in, with_tensors
+from qtool.streaming.device import Device
+from qtool.streaming.layout import Stored
+from qtool.streaming.linears import WeightIndex
+from qtool.streaming.precision import products_in
+from qtool.streaming.skeleton import Skeleton
+from qtool.streaming.stream import LoadedBlock, Stream
+from qtool.streaming.workers import Workers
 
 HEAD = ""  # the name of the head's matrix, which may be the embedding's, too
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
-from qtool.calibrating.device import host
-from qtool.calibrating.linears import Matrix, ObserveLinears, WeightIndex
 from qtool.fitting.slope import Slope
+from qtool.streaming.device import host
+from qtool.streaming.linears import Matrix, ObserveLinears, WeightIndex
 
 
 @dataclass

@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from qtool.calibrating.device import Device
-from qtool.calibrating.skeleton import Skeleton
-from qtool.calibrating.tokenizing import text_after, tokenize
 from qtool.errors import SourceError, UsageError
 from qtool.generating.ready import check_positions, ends, ready, rows_of
 from qtool.quality.weights import open_weights, say_damaged_record
 from qtool.runs.progress import Progress
+from qtool.streaming.device import Device
+from qtool.streaming.skeleton import Skeleton
+from qtool.texts.tokenizing import text_after, tokenize
 
 
 @dataclass(frozen=True)

@@ -16,15 +16,15 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from qtool.calibrating.device import Device
-from qtool.calibrating.online import Online, turned
-from qtool.calibrating.reading import STORED, parts
-from qtool.calibrating.torch_calls import TorchCalls
-from qtool.calibrating.weights import Weights
 from qtool.cuda.more_tasks import MOST
 from qtool.cuda.packed import Packed
 from qtool.cuda.reading import OnDevice
 from qtool.quality.rounded_inputs import Activations
+from qtool.streaming.device import Device
+from qtool.streaming.online import Online, turned
+from qtool.streaming.reading import STORED, parts
+from qtool.streaming.torch_calls import TorchCalls
+from qtool.streaming.weights import Weights
 
 _HALF = ("F16", "BF16")
 Product = Callable[[torch.Tensor], torch.Tensor]  # float32 [..., in] -> [..., out]

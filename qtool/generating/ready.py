@@ -15,11 +15,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from qtool.calibrating.device import Device
-from qtool.calibrating.meta_model import tensors_of
-from qtool.calibrating.reading import OnHost
-from qtool.calibrating.skeleton import Skeleton, move, read_parameter
-from qtool.calibrating.weights import Weights
 from qtool.cuda.reading import OnDevice, reading_onto
 from qtool.errors import UnsupportedError, UsageError
 from qtool.generating.products import InFloat32, Key, Matrix, Products, key, matrix
@@ -27,6 +22,11 @@ from qtool.memory import memory
 from qtool.names import Binding
 from qtool.quality.engine_inputs import activations
 from qtool.runs.progress import Progress
+from qtool.streaming.device import Device
+from qtool.streaming.meta_model import tensors_of
+from qtool.streaming.reading import OnHost
+from qtool.streaming.skeleton import Skeleton, move, read_parameter
+from qtool.streaming.weights import Weights
 
 
 @dataclass(frozen=True)

@@ -24,10 +24,6 @@ import torch
 from numpy.typing import NDArray
 
 from qtool import structure
-from qtool.calibrating.device import Device
-from qtool.calibrating.skeleton import Skeleton
-from qtool.calibrating.tokenizing import decoder, tokenized
-from qtool.calibrating.weights import Weights
 from qtool.errors import SourceError
 from qtool.formats import safetensors_file as st
 from qtool.generating.ready import Ready, check_positions, ready, rows_of
@@ -40,6 +36,10 @@ from qtool.runs.progress import Progress
 from qtool.runs.provenance import environment
 from qtool.runs.watched import marks
 from qtool.runs.workspace import COMMAND, Workspace, check_free, workspace
+from qtool.streaming.device import Device
+from qtool.streaming.skeleton import Skeleton
+from qtool.streaming.weights import Weights
+from qtool.texts.tokenizing import decoder, tokenized
 
 AT_ONCE = 32  # texts, and some more; each step reads all weights once for them
 _CACHE_BYTES = 4 << 30  # of keys and values, at most, unless one text takes more

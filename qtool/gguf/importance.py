@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 import qtool
-from qtool.calibrating.calibration import Calibration
 from qtool.errors import SourceError
 from qtool.formats.gguf_values import Value, string
 from qtool.gguf.imatrix import Counts, Floats, Importance
@@ -27,6 +26,7 @@ from qtool.gguf.pretokenizers import adds_bos
 from qtool.gguf.source import GgufSource, SourceTensor
 from qtool.record import CALIBRATION
 from qtool.runs.provenance import with_gpu
+from qtool.texts.calibration import Calibration
 
 if TYPE_CHECKING:  # they import torch
     from qtool.calibrating.sites import Site

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from qtool.calibrating.hidden import keep as keep_hidden
-from qtool.calibrating.hidden import take_up as take_up_states
-from qtool.calibrating.stream import Stream
-from qtool.calibrating.workers import Workers
 from qtool.gguf.importance import Squares
 from qtool.native.sums import checksum
 from qtool.runs.workspace import Workspace
+from qtool.streaming.hidden import keep as keep_hidden
+from qtool.streaming.hidden import take_up as take_up_states
+from qtool.streaming.stream import Stream
+from qtool.streaming.workers import Workers
 
 if TYPE_CHECKING:
     from qtool.gguf.scaling import Scaling

@@ -4,8 +4,6 @@ of transforms and the codes of GPTQ's sweep."""
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from qtool.calibrating.calibration import check_length
-from qtool.calibrating.weights import Weights
 from qtool.gguf.imatrix import Importance
 from qtool.gguf.open import is_gguf
 from qtool.gguf.plan import GgufPlan, Scales
@@ -14,6 +12,8 @@ from qtool.gguf.source import GgufSource
 from qtool.runs.progress import Progress
 from qtool.runs.provenance import environment
 from qtool.runs.workspace import Workspace
+from qtool.streaming.weights import Weights
+from qtool.texts.calibration import check_length
 
 if TYPE_CHECKING:
     from qtool.gguf.scaling import Scaling

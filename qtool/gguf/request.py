@@ -9,9 +9,9 @@ from qtool.hub import plain_name
 from qtool.runs.naming import Stating
 
 if TYPE_CHECKING:
-    from qtool.calibrating.device import Device
     from qtool.cuda.staging import Places
     from qtool.runs.replacing import Replace
+    from qtool.streaming.device import Device
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,11 @@ from qtool.calibrating.given import recipe_needs
 from qtool.calibrating.placed import Passage
 from qtool.calibrating.sites import Tracer
 from qtool.calibrating.stats import SiteStats, Weights
-from qtool.calibrating.stream import LoadedBlock
 from qtool.gguf.recipe import GgufRecipe
 from qtool.planning.plan import Plan, make_plan
 from qtool.recipe.recipe import Recipe
 from qtool.runs.outcome import merged
+from qtool.streaming.stream import LoadedBlock
 from qtool.transforms.chain import apply_in_turn
 from qtool.transforms.proved import Subject, takes_part
 from qtool.transforms.rotated import Rotated

@@ -30,8 +30,8 @@ from qtool.gguf_types import BlockType
 from qtool.methods import gptq
 
 if TYPE_CHECKING:
-    from qtool.calibrating.device import Device
     from qtool.methods import gptq_device
+    from qtool.streaming.device import Device
 
 Floats = NDArray[np.float32]
 # Of weight [out, in], by at most so many threads, codes like it.

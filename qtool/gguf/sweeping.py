@@ -23,8 +23,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from qtool.calibrating.allocator import give_back
-from qtool.calibrating.device import Device
 from qtool.calibrating.groups import groups_of
 from qtool.calibrating.guidance import Guidance, told
 from qtool.calibrating.head import measured
@@ -34,9 +32,7 @@ from qtool.calibrating.placed import Passage, placed_block
 from qtool.calibrating.row_feedback import FED_BACK, Feedback, Rows
 from qtool.calibrating.row_feedback import told as fed_told
 from qtool.calibrating.sites import BlockSites, Site
-from qtool.calibrating.skeleton import Skeleton
 from qtool.calibrating.stats import MIN_EXPERT_TOKENS, SiteStats, Weights
-from qtool.calibrating.stream import CPU, LoadedBlock
 from qtool.fitting.ends import Ends
 from qtool.gguf.importance import Squares
 from qtool.gguf.kinds import layer_of
@@ -55,6 +51,10 @@ from qtool.runs.outcome import merged
 from qtool.runs.progress import Progress
 from qtool.runs.summary import TunedReport
 from qtool.runs.workspace import Workspace
+from qtool.streaming.allocator import give_back
+from qtool.streaming.device import Device
+from qtool.streaming.skeleton import Skeleton
+from qtool.streaming.stream import CPU, LoadedBlock
 from qtool.verification.sentences import count as counted
 from qtool.verification.sentences import some as shown
 

@@ -4,7 +4,6 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from qtool.calibrating.device import Device
 from qtool.calibrating.sites import BlockSites, Site
 from qtool.gguf.importance import matrices_reading
 from qtool.gguf.pieces import matrices_of
@@ -12,6 +11,7 @@ from qtool.gguf.planned import PlannedTensor
 from qtool.gguf.source import SourceTensor
 from qtool.gguf.swept_files import SweptFiles
 from qtool.gguf.swept_site import Part
+from qtool.streaming.device import Device
 
 
 def parts_of(files: SweptFiles, index: int, found: BlockSites) -> dict[str, list[Part]]:

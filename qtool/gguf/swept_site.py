@@ -19,14 +19,11 @@ import torch
 from numpy.typing import NDArray
 
 from qtool import methods, native_gguf
-from qtool.calibrating.device import Device
 from qtool.calibrating.quantize_site import signal_and_noise
 from qtool.calibrating.row_feedback import FED_BACK, Rows
 from qtool.calibrating.row_rounding import RowFactor, round_rows
 from qtool.calibrating.sites import Site
 from qtool.calibrating.stats import SiteStats, gram_on, is_rare
-from qtool.calibrating.stream import LoadedBlock
-from qtool.calibrating.workers import Workers
 from qtool.gguf import sweep
 from qtool.gguf.estimate import SWEPT_AT_ONCE as AT_ONCE
 from qtool.gguf.importance import Squares
@@ -36,6 +33,9 @@ from qtool.gguf.planned import PlannedTensor
 from qtool.methods import gptq
 from qtool.native.sums import checksum
 from qtool.planning.duration import REPORTED_ROWS
+from qtool.streaming.device import Device
+from qtool.streaming.stream import LoadedBlock
+from qtool.streaming.workers import Workers
 
 Floats = NDArray[np.float32]
 Blocks = NDArray[np.uint8]  # [out, bytes of a row]

@@ -10,10 +10,10 @@ import torch
 from numpy.typing import NDArray
 
 from qtool import native_gguf
-from qtool.calibrating.stream import LoadedBlock
 from qtool.gguf.planned import PlannedTensor
 from qtool.gguf_types import BlockType
 from qtool.methods.tune import Scales
+from qtool.streaming.stream import LoadedBlock
 
 # Bytes of a block at which its scale begins, and that of its minima where it has one. Of IQ1_M the
 # bits of the scale lie scattered; types with scales that are powers of two have none to move.

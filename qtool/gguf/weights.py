@@ -28,7 +28,7 @@ from qtool.gguf_types import BlockType
 
 @dataclass(frozen=True)
 class GgufWeights:
-    """See qtool.calibrating.weights.Weights; every tensor is float32."""
+    """See qtool.streaming.weights.Weights; every tensor is float32."""
 
     path: Path
     folder: Path

@@ -25,7 +25,7 @@ from qtool.runs.progress import Progress
 from qtool.runs.provenance import with_gpu
 
 if TYPE_CHECKING:
-    from qtool.calibrating.device import Device
+    from qtool.streaming.device import Device
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qtool import __version__
-from qtool.calibrating.allocator import give_back
 from qtool.checkpoint import Checkpoint, hash_file
 from qtool.errors import QtoolError, UnsupportedError
 from qtool.gguf.open import is_gguf
@@ -35,9 +34,10 @@ from qtool.runs.differences import PRECISION
 from qtool.runs.progress import Progress
 from qtool.runs.summary import Summary, peak_rss_bytes
 from qtool.runs.workspace import may_pass
+from qtool.streaming.allocator import give_back
 
 if TYPE_CHECKING:
-    from qtool.calibrating.device import Device
+    from qtool.streaming.device import Device
 
 _SET = re.compile(r"--set ([\w.]+)=([\w.-]*\w)")
 
@@ -216,7 +216,7 @@ def _wanted(run: _Run, cell: Cell) -> dict[str, Any]:
     if run.asked.gpu is not None and text is not None:
         own[GPU] = run.asked.gpu
     if cell.settings.precision != "float32" and text is not None:
-        from qtool.calibrating.precision import made_in
+        from qtool.streaming.precision import made_in
 
         if (made := made_in(cell.settings.precision, run.asked.device)) != "float32":
             own[PRECISION] = made

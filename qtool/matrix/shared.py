@@ -13,8 +13,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from qtool.calibrating.calibration import calibration_tokens
-from qtool.calibrating.device import Device
 from qtool.calibrating.stats_file import StatsFile
 from qtool.checkpoint import Checkpoint
 from qtool.errors import QtoolError, UnsupportedError
@@ -26,6 +24,8 @@ from qtool.matrix.cells import Cell
 from qtool.recipe.recipe import Calibration, Recipe
 from qtool.runs.progress import Progress
 from qtool.runs.staging import free_bytes
+from qtool.streaming.device import Device
+from qtool.texts.calibration import calibration_tokens
 from qtool.texts.chats import Chat
 from qtool.texts.mixture import mixture
 from qtool.texts.source import load_text
@@ -104,7 +104,7 @@ def measure(
     another has measured is measured again. UnsupportedError where the disk of `place` has no room.
     """
     from qtool.calibrating import measure as measuring
-    from qtool.calibrating.precision import settled
+    from qtool.streaming.precision import settled
 
     settings: Calibration = group[0].settings
     place.mkdir(parents=True, exist_ok=True)
@@ -181,7 +181,7 @@ def statistics_bytes(checkpoint: Checkpoint, needs: frozenset[str]) -> int:
     tensors only the first is read."""
     from qtool.calibrating import measure as measuring
     from qtool.calibrating.sites import Tracer
-    from qtool.calibrating.skeleton import Skeleton
+    from qtool.streaming.skeleton import Skeleton
 
     skeleton = Skeleton.open(checkpoint)
     stream, tracer = skeleton.embed(measuring.probe(checkpoint).tokens), Tracer()

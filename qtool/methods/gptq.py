@@ -46,11 +46,11 @@ import torch
 from numpy.typing import NDArray
 
 from qtool import grid, native, small_floats
-from qtool.calibrating.single_thread import single_thread
 from qtool.errors import SourceError
 from qtool.methods import Result, qoq, tiles
 from qtool.methods.tiles import Spread, in_turn
 from qtool.scheme import GroupQuant, Scheme
+from qtool.streaming.single_thread import single_thread
 
 NEEDS: frozenset[str] = frozenset({"gram"})
 

@@ -16,12 +16,12 @@ import torch
 from numpy.typing import NDArray
 
 from qtool import grid, native
-from qtool.calibrating.device import Device, host
 from qtool.cuda import quantize_tasks as tasks
 from qtool.cuda import rounding
 from qtool.cuda.tasks import Task
 from qtool.methods import gptq
 from qtool.scheme import GroupQuant, Scheme
+from qtool.streaming.device import Device, host
 
 
 @dataclass(frozen=True)

@@ -85,7 +85,7 @@ def sweep(weight: Floats, given: Factor, scheme: Scheme, search: bool) -> GroupQ
     """weight [out, in] to codes; what rounding a column loses, those after it make up for."""
     import torch  # here, since rounding to nearest reads this file and needs none
 
-    from qtool.calibrating.single_thread import single_thread
+    from qtool.streaming.single_thread import single_thread
 
     found = grids(weight, scheme, given.importance, search)
     width = grid.group_width(scheme, weight.shape[1])

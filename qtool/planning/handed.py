@@ -1,6 +1,6 @@
 """What goes from block to block beside hidden states, as config.json says: for memory alone.
 
-What really goes is seen when the model is run (qtool/calibrating/handed_on.py).
+What really goes is seen when the model is run (qtool/streaming/handed_on.py).
 """
 
 from collections.abc import Mapping

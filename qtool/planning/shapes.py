@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from qtool.recipe.file import Calibration
     from qtool.recipe.recipe import Recipe
 
-MICRO_BATCH_TOKENS = 1024  # as qtool.calibrating.skeleton has it, which needs torch
+MICRO_BATCH_TOKENS = 1024  # as qtool.streaming.skeleton has it, which needs torch
 # Gram matrices that are in memory together, where the recipe leaves a choice. Of a dense block of
 # 32 billion parameters all fit; of 256 experts a few dozen.
 GRAM_BYTES = 4 << 30

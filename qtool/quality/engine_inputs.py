@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 
 from qtool.artifact import Artifact
-from qtool.calibrating.weights import Weights
 from qtool.errors import FormatError
 from qtool.formats.bitsandbytes import threshold_of
 from qtool.gguf.weights import GgufWeights
@@ -32,6 +31,7 @@ from qtool.quality.rounded_inputs import Activations, Kept
 from qtool.quality.weights import ArtifactWeights
 from qtool.scheme import Scheme
 from qtool.stored_config import quantization_config
+from qtool.streaming.weights import Weights
 
 _KEYS = re.compile(r"\.(\d+)\.(?:.*\.)?k_proj\.")
 _SCALES = re.compile(r"\.(\d+)\.(?:.*\.)?(?:([kv])_scale|([kv])_proj\.output_scale)$")

@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 from qtool.artifact import Artifact
-from qtool.calibrating.online import Online
 from qtool.errors import UnsupportedError
 from qtool.formats.compressed_tensors_transforms import KEY, Turn, turns
 from qtool.formats.safetensors_header import TensorInfo
 from qtool.layer_names import number_of
 from qtool.planning.cache import attention_of
 from qtool.stored_config import quantization_config
+from qtool.streaming.online import Online
 from qtool.structure import find_blocks, outside_reason
 
 T = TypeVar("T", int, str)

@@ -23,10 +23,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool import structure
-from qtool.calibrating.encoding import filled
-from qtool.calibrating.skeleton import Skeleton
-from qtool.calibrating.tokenizing import tokenize, tokenized
-from qtool.calibrating.weights import Weights
 from qtool.checkpoint import Checkpoint
 from qtool.errors import QtoolError, SourceError, UsageError
 from qtool.formats.gguf_file import GgufFile
@@ -40,11 +36,15 @@ from qtool.quality.forward import Forward, forward
 from qtool.quality.rounded_inputs import Activations
 from qtool.quality.weights import open_weights, say_damaged_record
 from qtool.runs.progress import Progress
+from qtool.streaming.skeleton import Skeleton
+from qtool.streaming.weights import Weights
+from qtool.texts.encoding import filled
 from qtool.texts.source import read_text
 from qtool.texts.stored import is_plain
+from qtool.texts.tokenizing import tokenize, tokenized
 
 if TYPE_CHECKING:
-    from qtool.calibrating.device import Device
+    from qtool.streaming.device import Device
 
 PROTOCOLS = ("plain", "llama.cpp")
 _IN_FRONT = 2  # tokens: BOS, and the blank of SentencePiece

@@ -21,18 +21,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from qtool.calibrating.device import Device
 from qtool.calibrating.placed import Calls, ahead, passed
-from qtool.calibrating.reading import Reading
-from qtool.calibrating.skeleton import MICRO_BATCH_TOKENS, Skeleton
-from qtool.calibrating.stream import LoadedBlock, Stream
-from qtool.calibrating.weights import Weights
-from qtool.calibrating.workers import Workers
 from qtool.checkpoint import Checkpoint
 from qtool.cuda.reading import reading_onto
 from qtool.errors import SourceError
 from qtool.quality.rounded_inputs import Activations
 from qtool.runs.progress import Progress
+from qtool.streaming.device import Device
+from qtool.streaming.reading import Reading
+from qtool.streaming.skeleton import MICRO_BATCH_TOKENS, Skeleton
+from qtool.streaming.stream import LoadedBlock, Stream
+from qtool.streaming.weights import Weights
+from qtool.streaming.workers import Workers
 
 Logits = Callable[[torch.Tensor], torch.Tensor]
 _CACHE_FORMAT = "2"

@@ -1,7 +1,7 @@
 """A forward pass in which inputs of matrices are rounded, as an engine rounds them.
 
 A matrix is known at the call itself, by the address of its weights, as in
-qtool/calibrating/linears.py: models call F.linear on slices of 3-D parameters, which have no
+qtool/streaming/linears.py: models call F.linear on slices of 3-D parameters, which have no
 module. Keys and values are rounded where attention is computed by one call.
 """
 
@@ -14,11 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from qtool.calibrating.linears import ADDMMS, MATMULS
-from qtool.calibrating.skeleton import Skeleton
-from qtool.calibrating.stream import LoadedBlock
-from qtool.calibrating.torch_calls import TorchCalls
 from qtool.quality.activations import Rounding
+from qtool.streaming.linears import ADDMMS, MATMULS
+from qtool.streaming.skeleton import Skeleton
+from qtool.streaming.stream import LoadedBlock
+from qtool.streaming.torch_calls import TorchCalls
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool.artifact import Artifact
-from qtool.calibrating.online import Online
-from qtool.calibrating.weights import Weights
 from qtool.checkpoint import Checkpoint
 from qtool.dequantize import dequantize
 from qtool.errors import UnsupportedError
@@ -25,11 +23,13 @@ from qtool.quality.engine_turns import online_of
 from qtool.record import record_in
 from qtool.runs.progress import Progress
 from qtool.scheme import GroupQuant, Scheme
+from qtool.streaming.online import Online
+from qtool.streaming.weights import Weights
 
 
 @dataclass(frozen=True)
 class ArtifactWeights:
-    """See qtool.calibrating.weights.Weights: dense tensors as stored, quantized ones as float32."""
+    """See qtool.streaming.weights.Weights: dense tensors as stored, quantized ones as float32."""
 
     artifact: Artifact
     config: Mapping[str, Any]  # without what makes transformers look for packed tensors

@@ -30,7 +30,7 @@ from qtool.verification.finding import LayerError, Verdict
 from qtool.verification.run import verify_artifact
 
 if TYPE_CHECKING:
-    from qtool.calibrating.device import Device
+    from qtool.streaming.device import Device
 
 UNKNOWN = "unknown"  # the format of what cannot be opened
 _COMPARED = "Of each layer's weights against the source, |W - Q| / |W|."
@@ -238,8 +238,8 @@ def _measure(
     progress: Progress,
 ) -> tuple[list[Quality], list[str]]:
     """Each artifact by itself, so that a broken one does not take the others with it."""
-    from qtool.calibrating.device import explained
     from qtool.quality.evaluate import Protocol, evaluate
+    from qtool.streaming.device import explained
 
     protocol = Protocol("plain", text, request.windows, request.length)
     against = None if request.against is None else request.against[1]

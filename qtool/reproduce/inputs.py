@@ -84,7 +84,7 @@ def _no_text(record: Embedded) -> SourceError:
 
 def check_calibration(record: Embedded, recipe: Recipe, folder: Path) -> None:
     """SourceError where the text gives other tokens than it did, before hours of work."""
-    from qtool.calibrating.calibration import calibration_tokens
+    from qtool.texts.calibration import calibration_tokens
 
     if record.calibration is None or not recipe.calibrates:
         return
@@ -144,8 +144,8 @@ def importance(
     does not; the digest of the tokens tells which it was.
     """
     from qtool.calibrating import measure as measuring
-    from qtool.calibrating.calibration import calibration_tokens
     from qtool.gguf.importance import begin_with_bos
+    from qtool.texts.calibration import calibration_tokens
 
     name = record.imatrix or ""
     if record.calibration is None or Path(name).name != name:

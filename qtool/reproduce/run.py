@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from qtool import __version__
-from qtool.calibrating.allocator import give_back
 from qtool.diff.diff import Diff, diff
 from qtool.errors import QtoolError, SourceError, UnsupportedError
 from qtool.gguf.open import is_gguf
@@ -27,6 +26,7 @@ from qtool.runs import provenance
 from qtool.runs.embedded import Embedded, read
 from qtool.runs.progress import Progress
 from qtool.runs.statement import subjects
+from qtool.streaming.allocator import give_back
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from qtool.runs.sink import check_values
 from qtool.scheme import GroupQuant, Scheme
 
 if TYPE_CHECKING:
-    from qtool.calibrating.device import Device
+    from qtool.streaming.device import Device
 
 Floats = NDArray[np.float32]
 Each = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]  # map, side by side or not

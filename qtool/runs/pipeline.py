@@ -16,8 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool import methods, padding, structure
-from qtool.calibrating.allocator import give_back
-from qtool.calibrating.calibration import check_length
 from qtool.checkpoint import Checkpoint
 from qtool.dequantize import dequantize
 from qtool.methods import rtn
@@ -41,6 +39,8 @@ from qtool.runs.verify import verify
 from qtool.runs.watched import marks
 from qtool.runs.workspace import Workspace, check_begun, check_free, workspace
 from qtool.scheme import Dropped, GroupQuant, Scheme
+from qtool.streaming.allocator import give_back
+from qtool.texts.calibration import check_length
 
 if TYPE_CHECKING:
     from qtool.transforms.rotate import Rotations

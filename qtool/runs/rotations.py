@@ -35,7 +35,7 @@ def rotate_source(
         return found
     kept = _take_up(space, found)
     if kept is None:
-        from qtool.calibrating.calibration import calibration_tokens
+        from qtool.texts.calibration import calibration_tokens
         from qtool.transforms import learned
 
         with progress.stage("transform"):

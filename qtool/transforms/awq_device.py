@@ -12,10 +12,10 @@ import torch
 from numpy.typing import NDArray
 
 from qtool import grid
-from qtool.calibrating.device import Device, host
 from qtool.cuda import rounding
 from qtool.cuda.quantize_tasks import Grid
 from qtool.scheme import Scheme
+from qtool.streaming.device import Device, host
 
 if TYPE_CHECKING:
     from qtool.transforms.awq import Measured

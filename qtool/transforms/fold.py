@@ -28,9 +28,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from qtool.calibrating.linears import Matrix, ObserveLinears, WeightIndex
 from qtool.calibrating.sites import BlockSites, Site
-from qtool.calibrating.stream import Call, LoadedBlock
+from qtool.streaming.linears import Matrix, ObserveLinears, WeightIndex
+from qtool.streaming.stream import Call, LoadedBlock
 from qtool.transforms.places import row_maps
 
 Scales = NDArray[np.float32]

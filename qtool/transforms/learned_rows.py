@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from qtool.calibrating.linears import Matrix, ObserveLinears, WeightIndex
 from qtool.calibrating.sites import Tracer
-from qtool.calibrating.skeleton import Skeleton
-from qtool.calibrating.stream import LoadedBlock, Stream
 from qtool.recipe.weights import Activations
 from qtool.scheme import Scheme
+from qtool.streaming.linears import Matrix, ObserveLinears, WeightIndex
+from qtool.streaming.skeleton import Skeleton
+from qtool.streaming.stream import LoadedBlock, Stream
 from qtool.transforms import rotation as rotations
 from qtool.transforms.hadamard import Reals
 from qtool.transforms.learned_inputs import Inputs, spaced

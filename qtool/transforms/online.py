@@ -1,4 +1,4 @@
-"""R3 and R4: rotations of which a part is done while the model runs (`qtool.calibrating.online`).
+"""R3 and R4: rotations of which a part is done while the model runs (`qtool.streaming.online`).
 
     R4    the matrix that ends an MLP, W [out, in], becomes W H; its input is rotated
     R3    queries and keys of each head are rotated; no weight changes
@@ -19,15 +19,15 @@ from typing import Any
 import numpy as np
 import torch.nn.functional as F
 
-from qtool.calibrating.online import Online, block_size
 from qtool.calibrating.sites import BlockSites, Tracer
-from qtool.calibrating.skeleton import Skeleton
-from qtool.calibrating.stream import LoadedBlock, Stream
-from qtool.calibrating.torch_calls import TorchCalls
 from qtool.errors import UnsupportedError
 from qtool.formats.compressed_tensors_targets import targets_of
 from qtool.planning.cache import attention_of
 from qtool.recipe.rotate import RotateOptions
+from qtool.streaming.online import Online, block_size
+from qtool.streaming.skeleton import Skeleton
+from qtool.streaming.stream import LoadedBlock, Stream
+from qtool.streaming.torch_calls import TorchCalls
 from qtool.transforms.proof import prove
 from qtool.transforms.residual import HANDS_ON, NotRotatableError
 from qtool.transforms.rotate import PROBE, Rotations

@@ -9,8 +9,8 @@ of the largest in the stream.
 import numpy as np
 import torch
 
-from qtool.calibrating.skeleton import Skeleton
-from qtool.calibrating.stream import LoadedBlock, Stream
+from qtool.streaming.skeleton import Skeleton
+from qtool.streaming.stream import LoadedBlock, Stream
 from qtool.transforms.residual import NotRotatableError
 from qtool.transforms.rotated import Rotated
 from qtool.transforms.rotation import Rotation

@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from qtool.calibrating.device import Device
 from qtool.calibrating.sites import BlockSites, Site
 from qtool.calibrating.stats import SiteStats
-from qtool.calibrating.stream import LoadedBlock, Stream
 from qtool.planning.fit import UNROUNDED
 from qtool.planning.plan import Plan
+from qtool.streaming.device import Device
+from qtool.streaming.stream import LoadedBlock, Stream
 from qtool.transforms import fold
 from qtool.transforms.scaled import Factor
 

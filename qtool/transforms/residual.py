@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from qtool.calibrating.sites import BlockSites
-from qtool.calibrating.skeleton import Skeleton
-from qtool.calibrating.stream import LoadedBlock
+from qtool.streaming.skeleton import Skeleton
+from qtool.streaming.stream import LoadedBlock
 from qtool.transforms import fold
 from qtool.transforms.rotated import Change, Heads, Norm
 from qtool.transforms.rotation import Rotation

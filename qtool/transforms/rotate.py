@@ -22,11 +22,11 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from qtool.calibrating.online import Online
 from qtool.calibrating.sites import BlockSites, Tracer
-from qtool.calibrating.skeleton import Skeleton
-from qtool.calibrating.stream import LoadedBlock, Stream
 from qtool.recipe.rotate import RotateOptions
+from qtool.streaming.online import Online
+from qtool.streaming.skeleton import Skeleton
+from qtool.streaming.stream import LoadedBlock, Stream
 from qtool.transforms import rotation as rotations
 from qtool.transforms.proof import check_rows, off, prove, turn
 from qtool.transforms.residual import (

@@ -40,7 +40,7 @@ from qtool.transforms.rotation import Rotation
 from qtool.transforms.scaled import Scaled
 
 if TYPE_CHECKING:
-    from qtool.calibrating.online import Online
+    from qtool.streaming.online import Online
 
 _AFTER = ("post_feedforward_layernorm", "post_mlp_layernorm", "post_self_attn_layernorm")
 _OF_EMBEDDING = ("word_embeddings_layernorm", "embed_layer_norm", "emb_norm")
@@ -88,7 +88,7 @@ class Change:
 
 def _nothing_online() -> "Online":
     # It brings torch along, which GGUF files of what is not rotated do without.
-    from qtool.calibrating.online import Online
+    from qtool.streaming.online import Online
 
     return Online()
 

@@ -75,7 +75,7 @@ def _product(matrix: Reals, columns: Reals) -> Reals:
     """R' X on one thread, always the same number of columns at a time."""
     import torch
 
-    from qtool.calibrating.single_thread import single_thread
+    from qtool.streaming.single_thread import single_thread
 
     size, count = columns.shape
     found = np.empty_like(columns)
@@ -124,7 +124,7 @@ def fixing_ones(rotation: Rotation) -> Rotation:
 def _random(size: int, rng: np.random.Generator) -> Reals:
     import torch
 
-    from qtool.calibrating.single_thread import single_thread
+    from qtool.streaming.single_thread import single_thread
 
     with single_thread():
         q, r = torch.linalg.qr(torch.from_numpy(rng.standard_normal((size, size))))

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from qtool.calibrating.stats import SiteStats, is_rare
-from qtool.calibrating.stream import LoadedBlock
+from qtool.streaming.stream import LoadedBlock
 from qtool.transforms import smooth_search
 from qtool.transforms.proved import (
     Applied,

@@ -33,8 +33,8 @@ from numpy.typing import NDArray
 
 from qtool.calibrating.sites import BlockSites
 from qtool.calibrating.stats import SiteStats
-from qtool.calibrating.stream import Call, LoadedBlock, Stream
-from qtool.calibrating.torch_calls import TorchCalls
+from qtool.streaming.stream import Call, LoadedBlock, Stream
+from qtool.streaming.torch_calls import TorchCalls
 from qtool.transforms.fold import Shown, parameter_of, restored, shown, undone
 from qtool.transforms.places import head_places
 from qtool.transforms.proved import (

@@ -23,15 +23,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from qtool.calibrating.linears import Matrix, ObserveLinears, WeightIndex
 from qtool.calibrating.sites import Site
 from qtool.calibrating.stats import SiteStats, first_half
-from qtool.calibrating.stream import LoadedBlock, Stream
 from qtool.methods import rtn
 from qtool.planning.plan import Plan
 from qtool.quality import activations
 from qtool.quality.activations import Rounding
 from qtool.scheme import Scheme
+from qtool.streaming.linears import Matrix, ObserveLinears, WeightIndex
+from qtool.streaming.stream import LoadedBlock, Stream
 from qtool.transforms.proved import Floats
 
 if TYPE_CHECKING:

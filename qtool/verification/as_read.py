@@ -13,7 +13,7 @@ def as_read(folder: Path) -> Mapping[str, Any]:
     from transformers import AutoConfig
     from transformers.utils import logging
 
-    from qtool.calibrating.meta_model import REFUSALS
+    from qtool.streaming.meta_model import REFUSALS
 
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qtool.artifact import Artifact
-from qtool.calibrating.weights import Weights
 from qtool.checkpoint import Checkpoint
 from qtool.errors import QtoolError
 from qtool.gguf.open import is_gguf
 from qtool.gguf.source import GgufSource
 from qtool.padding import padded
+from qtool.streaming.weights import Weights
 from qtool.verification.finding import Finding
 
 if TYPE_CHECKING:

@@ -10,11 +10,11 @@ from pathlib import Path
 from sys import float_info
 from typing import Any
 
-from qtool.calibrating.weights import Weights
 from qtool.checkpoint import Checkpoint
 from qtool.decoder_names import is_alone
 from qtool.gguf.architectures.prediction import MTP
 from qtool.gguf.tokenizer_json import TOKENIZER, read_object
+from qtool.streaming.weights import Weights
 from qtool.verification.as_read import as_read
 from qtool.verification.finding import Finding
 from qtool.verification.heads import head_is_embedding, heads_of

@@ -9,11 +9,11 @@ from typing import Any
 
 from qtool import structure
 from qtool.artifact import Artifact
-from qtool.calibrating.weights import Weights
 from qtool.entry import Entry
 from qtool.errors import QtoolError
 from qtool.formats.safetensors_header import TensorInfo
 from qtool.layer_names import experts_of
+from qtool.streaming.weights import Weights
 from qtool.structure import BlockStack, Role
 
 

@@ -15,14 +15,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from qtool.calibrating.calibration import chunks
-from qtool.calibrating.linears import Matrix, ObserveLinears, WeightIndex
 from qtool.calibrating.sites import Tracer
-from qtool.calibrating.skeleton import Skeleton
-from qtool.calibrating.tokenizing import tokenized
 from qtool.checkpoint import Checkpoint
 from qtool.recipe.rotate import RotateOptions
+from qtool.streaming.linears import Matrix, ObserveLinears, WeightIndex
+from qtool.streaming.skeleton import Skeleton
+from qtool.texts.calibration import chunks
 from qtool.texts.source import read_text
+from qtool.texts.tokenizing import tokenized
 from qtool.transforms import rotate
 from qtool.transforms.rotated import untied
 

@@ -18,10 +18,10 @@ from pathlib import Path
 import commands
 import memory
 
-from qtool.calibrating.precision import has_bfloat16
 from qtool.gguf.recipe import GgufRecipe
 from qtool.recipe.file import PRECISIONS
 from qtool.recipe.recipe import load
+from qtool.streaming.precision import has_bfloat16
 
 
 def wide(folder: Path, width: int, layers: int) -> Path:

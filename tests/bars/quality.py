@@ -14,8 +14,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from qtool.calibrating.skeleton import Skeleton
-from qtool.calibrating.tokenizing import tokenized
 from qtool.native.library import default_threads
 from qtool.quality import metrics
 from qtool.quality.engine_inputs import activations
@@ -23,7 +21,9 @@ from qtool.quality.evaluate import size_of
 from qtool.quality.forward import Forward, forward
 from qtool.quality.weights import open_weights
 from qtool.runs.progress import Progress
+from qtool.streaming.skeleton import Skeleton
 from qtool.texts.source import read_text
+from qtool.texts.tokenizing import tokenized
 
 
 def windows(

@@ -33,8 +33,8 @@ def forward(model: Path, text: Path, samples: int, length: int, threads: int, ba
     import torch
     from transformers import AutoModelForCausalLM
 
-    from qtool.calibrating.calibration import calibration_tokens
     from qtool.recipe.recipe import Calibration
+    from qtool.texts.calibration import calibration_tokens
 
     torch.set_num_threads(threads)
     settings = Calibration(source=str(text), samples=samples, length=length)

@@ -203,7 +203,7 @@ class Config:
             if source is not None:
                 quietly(lambda: make_gguf_plan(load("q8_0"), source))
             if number < 4 and len(data) < 60_000:  # transformers keeps longer ones several times
-                from qtool.calibrating.skeleton import Skeleton
+                from qtool.streaming.skeleton import Skeleton
 
                 quietly(lambda: Skeleton.open(artifact.checkpoint))
 

@@ -149,11 +149,11 @@ class Journal:
     def attempt(self, data: bytes) -> None:
         from types import SimpleNamespace
 
-        from qtool.calibrating import hidden
-        from qtool.calibrating.workers import Workers
         from qtool.runs import resume
         from qtool.runs.journal import Journal as Real
         from qtool.runs.sink import Sink
+        from qtool.streaming import hidden
+        from qtool.streaming.workers import Workers
 
         text, _, states = data.partition(self._CUT)
         path = self.folder / "journal"

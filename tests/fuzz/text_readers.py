@@ -116,9 +116,9 @@ class Tokenizer:
     def attempt(self, data: bytes) -> None:
         import small_tokenizers as small
 
-        from qtool.calibrating.tokenizing import tokenize
         from qtool.gguf.tokenizer_files import tokenizer_files
         from qtool.gguf.tokenizers import tokenizer_metadata
+        from qtool.texts.tokenizing import tokenize
 
         arch, lied, files = self.inputs[(data[0] if data else 0) % len(self.inputs)]
         for path in self.folder.glob("*"):

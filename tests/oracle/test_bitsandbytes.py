@@ -11,12 +11,12 @@ import torch
 from safetensors.torch import load_file
 
 from qtool.artifact import Artifact
-from qtool.calibrating.skeleton import Skeleton
-from qtool.calibrating.workers import Workers
 from qtool.quality.engine_inputs import activations
 from qtool.quality.forward import forward
 from qtool.quality.weights import open_weights
 from qtool.runs.progress import Progress
+from qtool.streaming.skeleton import Skeleton
+from qtool.streaming.workers import Workers
 
 pytestmark = pytest.mark.oracle
 

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 from oracle import llama_quantize
 
-from qtool.calibrating.tokenizing import tokenize
 from qtool.gguf.imatrix import read_importance, write_importance
 from qtool.native.library import default_threads
 from qtool.texts.source import default_text
+from qtool.texts.tokenizing import tokenize
 
 pytestmark = [
     pytest.mark.oracle,

@@ -16,13 +16,13 @@ import pytest
 import quantizing
 
 from qtool.artifact import Artifact
-from qtool.calibrating.skeleton import Skeleton
-from qtool.calibrating.workers import Workers
 from qtool.checkpoint import Checkpoint
 from qtool.formats.mlx_experts import stack_of
 from qtool.hub import tiny_folder
 from qtool.quality.weights import open_weights
 from qtool.scheme import GroupQuant
+from qtool.streaming.skeleton import Skeleton
+from qtool.streaming.workers import Workers
 from qtool.verification.run import verify_artifact
 
 pytestmark = pytest.mark.oracle

@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from qtool.calibrating.skeleton import Skeleton
-from qtool.calibrating.workers import Workers
 from qtool.quality.weights import ArtifactWeights, open_weights
+from qtool.streaming.skeleton import Skeleton
+from qtool.streaming.workers import Workers
 
 pytestmark = pytest.mark.oracle
 

@@ -10,10 +10,10 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from qtool.calibrating.arguments import Arguments
-from qtool.calibrating.layout import Layout, Returned
-from qtool.calibrating.stream import Call
 from qtool.errors import UnsupportedError
+from qtool.streaming.arguments import Arguments
+from qtool.streaming.layout import Layout, Returned
+from qtool.streaming.stream import Call
 
 
 class _LastBlockReachedError(Exception):

@@ -26,19 +26,19 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from qtool.calibrating.arguments import Arguments
-from qtool.calibrating.handed_on import layout_of, mark_common
-from qtool.calibrating.hidden import OnDisk
-from qtool.calibrating.layout import Layout
-from qtool.calibrating.meta_model import fill_buffers, find_blocks, meta_model, tensors_of
-from qtool.calibrating.online import Online
-from qtool.calibrating.outer_forward import past_blocks, recorded
-from qtool.calibrating.reading import EmbeddingRows, OnHost, Reading
-from qtool.calibrating.stream import CPU, Call, InMemory, LoadedBlock, States, Stream
-from qtool.calibrating.weights import Weights
-from qtool.calibrating.workers import Workers
 from qtool.errors import QtoolError, SourceError, UnsupportedError
 from qtool.names import Binding, Names, bind
+from qtool.streaming.arguments import Arguments
+from qtool.streaming.handed_on import layout_of, mark_common
+from qtool.streaming.hidden import OnDisk
+from qtool.streaming.layout import Layout
+from qtool.streaming.meta_model import fill_buffers, find_blocks, meta_model, tensors_of
+from qtool.streaming.online import Online
+from qtool.streaming.outer_forward import past_blocks, recorded
+from qtool.streaming.reading import EmbeddingRows, OnHost, Reading
+from qtool.streaming.stream import CPU, Call, InMemory, LoadedBlock, States, Stream
+from qtool.streaming.weights import Weights
+from qtool.streaming.workers import Workers
 
 # Twice as many leave caches, take more memory and occupy half as many cores; half are no faster.
 MICRO_BATCH_TOKENS = 1024

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 
-from qtool.calibrating.torch_calls import TorchCalls
+from qtool.streaming.torch_calls import TorchCalls
 
 if TYPE_CHECKING:
-    from qtool.calibrating.stream import LoadedBlock
+    from qtool.streaming.stream import LoadedBlock
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from qtool.calibrating.stream import Stream
-from qtool.calibrating.workers import Workers
 from qtool.native.sums import checksum
+from qtool.streaming.stream import Stream
+from qtool.streaming.workers import Workers
 
 
 class OnDisk:

@@ -20,12 +20,6 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from qtool.calibrating.tokenizing import (
-    TokenizerErrors,
-    tokenize,
-    tokenized,
-    transformers_tokenizer,
-)
 from qtool.errors import SourceError
 from qtool.formats import safetensors_file as st
 from qtool.recipe.file import Precision, said_of
@@ -33,6 +27,12 @@ from qtool.runs.progress import Progress
 from qtool.texts.chats import Chat, render
 from qtool.texts.mixture import TooShortError, interleaved, mixture
 from qtool.texts.source import TOPICS, Piece, Texts, load_text, most_read
+from qtool.texts.tokenizing import (
+    TokenizerErrors,
+    tokenize,
+    tokenized,
+    transformers_tokenizer,
+)
 
 _SHORT = 1 << 20  # bytes; the default text has half of that
 _LONG = 1 << 22  # bytes, of which it is shown how many are done

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from qtool.calibrating.layout import Stored, mapped
-from qtool.calibrating.stream import Call
+from qtool.streaming.layout import Stored, mapped
+from qtool.streaming.stream import Call
 
 _FILE = "arguments"
 _LARGE = 1 << 16  # bytes of what goes to the disk

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from qtool.calibrating.torch_calls import TorchCalls
+from qtool.streaming.torch_calls import TorchCalls
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from qtool.calibrating.layout import Beside, Common, Entry, Layout, Positions, Returned, mapped
-from qtool.calibrating.stream import Call
 from qtool.errors import UnsupportedError
+from qtool.streaming.layout import Beside, Common, Entry, Layout, Positions, Returned, mapped
+from qtool.streaming.stream import Call
 
 
 def mark_common(calls: Sequence[Call]) -> tuple[list[Call], type | None]:

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from qtool.calibrating.torch_calls import TorchCalls
-from qtool.calibrating.weights import Weights
 from qtool.errors import SourceError, UnsupportedError
+from qtool.streaming.torch_calls import TorchCalls
+from qtool.streaming.weights import Weights
 
 STORED = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _PART_BYTES = 1 << 25

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qtool.calibrating.encoding import Encode, encoded
 from qtool.errors import SourceError, UnsupportedError
 from qtool.formats import safetensors_file as st
+from qtool.texts.encoding import Encode, encoded
 from qtool.texts.source import Text
 
 

@@ -11,10 +11,10 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from qtool.calibrating.layout import Layout
-from qtool.calibrating.online import Online
 from qtool.errors import NoGradientError, UnsupportedError
 from qtool.names import Binding
+from qtool.streaming.layout import Layout
+from qtool.streaming.online import Online
 
 CPU = torch.device("cpu")
 
