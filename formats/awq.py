@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from qtool.checkpoints.layer_names import experts_of, fused_names
 from qtool.errors import FormatError
 from qtool.formats import bits
 from qtool.formats.facts import (
@@ -47,7 +48,6 @@ from qtool.formats.facts import (
 )
 from qtool.formats.gptq_dynamic import overridden
 from qtool.formats.safetensors_file import TensorSpec
-from qtool.layer_names import experts_of, fused_names
 from qtool.scheme import GroupQuant, Scheme
 
 if TYPE_CHECKING:

@@ -18,11 +18,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from qtool.checkpoints.layer_names import is_head
 from qtool.errors import FormatError
 from qtool.formats.compressed_tensors_targets import targets_of
 from qtool.formats.facts import ArtifactScheme, Facts, Group, left_out, names_of, whole
 from qtool.formats.patterns import any_of, matches
-from qtool.layer_names import is_head
 from qtool.scheme import Scheme
 
 NAME = "compressed-tensors"

@@ -28,8 +28,8 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 
+from qtool.checkpoints.layer_names import experts_of, is_head
 from qtool.errors import FormatError
-from qtool.layer_names import experts_of, is_head
 from qtool.scheme import Scheme
 
 if TYPE_CHECKING:

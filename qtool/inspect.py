@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qtool.artifact import Artifact
-from qtool.entry import Entry
+from qtool.artifacts.artifact import Artifact
+from qtool.artifacts.entry import Entry
+from qtool.artifacts.stored_config import quantization_config
 from qtool.errors import FormatError
 from qtool.formats import gptq_zeros
 from qtool.formats.safetensors_file import FLOAT_DTYPES
@@ -23,7 +24,6 @@ from qtool.numbered import Parts, by_kind, numbers_at, parts_of, ranges
 from qtool.printable import printable, sayable
 from qtool.record import calibrated_on, is_statistics, made_by, without_layers
 from qtool.scheme import GroupQuant, Scheme
-from qtool.stored_config import quantization_config
 
 if TYPE_CHECKING:
     import numpy as np

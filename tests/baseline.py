@@ -46,7 +46,7 @@ def quantize(folder: Path, isa: str | None) -> None:
     sys.path.insert(0, str(folder))
     import qtool
     from qtool import native_gguf
-    from qtool.checkpoint import Checkpoint
+    from qtool.checkpoints.checkpoint import Checkpoint
     from qtool.gguf_types import BY_NAME
     from qtool.native import library as native
     from qtool.native.rounding import quantize_groups

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from qtool.artifact import Artifact
+from qtool.artifacts.artifact import Artifact
 from qtool.scheme import GroupQuant
 
 M = "model.layers.0.mlp.up_proj"

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from qtool.artifact import Artifact
+from qtool.artifacts.artifact import Artifact
 from qtool.converting.certificate import Converted
 from qtool.converting.request import Request
 from qtool.converting.run import convert

@@ -212,7 +212,7 @@ def nibbles_reversed(rng: random.Random, path: Path) -> str | None:
 
 def dequantized(rng: random.Random, path: Path) -> str | None:
     """A matrix stored dense among quantized ones, its weights as they were."""
-    from qtool.artifact import Artifact
+    from qtool.artifacts.artifact import Artifact
 
     artifact = Artifact.open(path)
     packed = [e for e in artifact.entries.values() if e.scheme is not None]

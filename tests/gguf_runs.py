@@ -13,9 +13,9 @@ import torch
 from test_resume import Died, dying
 
 from qtool.calibrating.sites import refuse_conv1d
-from qtool.checkpoint import Checkpoint
+from qtool.checkpoints.checkpoint import Checkpoint
+from qtool.checkpoints.fused_experts import apart
 from qtool.errors import QtoolError
-from qtool.fused_experts import apart
 from qtool.gguf import convert
 from qtool.gguf.quantize import run_gguf
 from qtool.gguf.recipe import GgufRecipe

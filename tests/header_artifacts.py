@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from qtool.artifact import Artifact
+from qtool.artifacts.artifact import Artifact
 from qtool.formats.safetensors_file import TensorSpec, lay_out
 
 Tensors = dict[str, tuple[str, tuple[int, ...]]]  # name to dtype and shape

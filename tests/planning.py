@@ -5,7 +5,7 @@ from typing import Any
 
 import header_files
 
-from qtool.checkpoint import Checkpoint
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.planning.plan import Plan, make_plan
 from qtool.recipe.recipe import load
 

@@ -15,9 +15,9 @@ from safetensors.numpy import save_file
 from safetensors.torch import load_file
 from safetensors.torch import save_file as save_torch
 
-from qtool.artifact import Artifact
+from qtool.artifacts.artifact import Artifact
 from qtool.calibrating import one_block
-from qtool.checkpoint import Checkpoint
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.cli import main as cli
 from qtool.hub import tiny_folder
 from qtool.planning.plan import MAX_SHARD_BYTES

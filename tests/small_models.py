@@ -7,7 +7,7 @@ import numpy as np
 import quantizing
 import torch
 
-from qtool.checkpoint import Checkpoint
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.streaming.skeleton import Skeleton
 from qtool.streaming.workers import Workers
 

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from packed_files import write
 from verifying import but_digests, serious
 
-from qtool.artifact import Artifact
-from qtool.checkpoint import Checkpoint
+from qtool.artifacts.artifact import Artifact
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.cuda.reading import OnDevice
 from qtool.errors import QtoolError, UnsupportedError
 from qtool.formats.auto_round import left_dense

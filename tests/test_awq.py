@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from qtool.calibrating.sites import BlockSites, Tracer
 from qtool.calibrating.stats import SiteStats, collect
-from qtool.checkpoint import Checkpoint
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.methods import gptq, rtn
 from qtool.planning.plan import Plan, make_plan
 from qtool.recipe import recipe

@@ -9,11 +9,11 @@ import quantizing
 import torch
 from quantizing import Call
 
-from qtool.artifact import Artifact
+from qtool.artifacts.artifact import Artifact
 from qtool.calibrating import measure, placed
 from qtool.calibrating.stats import SiteStats
 from qtool.calibrating.stats_file import StatsFile
-from qtool.checkpoint import Checkpoint
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.streaming.skeleton import Skeleton
 from qtool.transforms import awq, chain
 from qtool.transforms.proved import Applied, Subject

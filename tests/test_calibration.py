@@ -187,7 +187,7 @@ def test_a_column_of_a_table_is_texts(name: str, between: str, tmp_path: Path) -
     ("content", "said"),
     [
         ("id,words\n1,one\n", ": expected a column named text .*; found id, words; a file named"),
-        ("text,text\n1,one\n", "once; found text, text"),
+        ("text,text\n1,one\n", "several columns are named text"),
         ("", r": expected a column named text"),
         ("text\nHello, world\n", ":2: 2 columns, expected 1; what has a separator in it has to"),
         ("id,text\n1,one\n2\n", ":3: 1 columns, expected 2"),
@@ -360,7 +360,7 @@ def test_a_dataset_of_the_hub(tmp_path: Path) -> None:
         )
     assert first == [["one\ntwo"], "ann/texts:data/train.jsonl"]
     assert named == [["test"], "ann/texts:data/test.jsonl"]
-    assert "no file of texts: text, JSONL, CSV or Parquet (it has train.arrow)" in errors[0]
+    assert "no file of texts: text, JSON, CSV or Parquet (it has train.arrow)" in errors[0]
     assert "does not exist" in errors[1]
     assert "has no file 'data/absent.txt'" in errors[2]
     # Without a network a file that was named is served from the cache.

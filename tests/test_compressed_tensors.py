@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from packed_files import compressed_tensors as config_of
 from packed_files import write
 
-from qtool.artifact import Artifact
+from qtool.artifacts.artifact import Artifact
 from qtool.errors import FormatError, QtoolError
 from qtool.formats import compressed_tensors, detect
 from qtool.inspect import inspect

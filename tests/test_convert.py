@@ -27,7 +27,7 @@ from typer.testing import CliRunner
 from verifying import forget_digests
 
 from qtool import schemas
-from qtool.artifact import Artifact
+from qtool.artifacts.artifact import Artifact
 from qtool.cli import main
 from qtool.converting import pieces
 from qtool.converting.targets import TARGETS, target

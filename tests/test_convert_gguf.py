@@ -24,7 +24,7 @@ from converting import (
     weights,
 )
 
-from qtool.artifact import Artifact
+from qtool.artifacts.artifact import Artifact
 from qtool.converting.blocks import Q4_0, Q4_1, Q8_0, BlockMatrix, pack, unpack
 from qtool.errors import QtoolError, UnsupportedError
 from qtool.gguf import convert as gguf_convert

@@ -10,7 +10,7 @@ from artifact_files import random_quant, write_folder
 from converting import converted, place, run, weights
 from safetensors.numpy import load_file, save_file
 
-from qtool.artifact import Artifact
+from qtool.artifacts.artifact import Artifact
 from qtool.converting import lost
 from qtool.errors import UnsupportedError
 from qtool.scheme import GroupQuant, Scheme

@@ -8,7 +8,7 @@ import torch
 from converting import converted, first_block
 from safetensors.torch import load_file, save_file
 
-from qtool.checkpoint import Checkpoint
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.gguf.quantize import run_gguf
 from qtool.gguf.request import GgufRequest
 from qtool.recipe.recipe import load

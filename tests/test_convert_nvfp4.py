@@ -13,7 +13,7 @@ from nvfp4_models import model, rounded, their_numbers
 from safetensors.torch import load_file, save_file
 from verifying import forget_digests
 
-from qtool.artifact import Artifact
+from qtool.artifacts.artifact import Artifact
 from qtool.converting import nvfp4
 from qtool.converting.blocks import second_scale
 from qtool.errors import FormatError, UnsupportedError

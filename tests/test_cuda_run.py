@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 from small_models import checkpoint
 
 import qtool
-from qtool.artifact import Artifact
+from qtool.artifacts.artifact import Artifact
 from qtool.calibrating import blockwise, placed
 from qtool.calibrating.sites import Tracer
 from qtool.calibrating.stats import HISTOGRAM, NEEDS, collect
-from qtool.checkpoint import Checkpoint
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.cuda import running
 from qtool.errors import ResumeError, UnsupportedError, UsageError
 from qtool.recipe.file import shipped

@@ -82,7 +82,7 @@ def test_what_should_change_the_bytes_does(root: Path, tmp_path: Path) -> None:
 
 def test_statistics_files_are_the_same_bytes(root: Path, tmp_path: Path) -> None:
     from qtool.calibrating.measure import calibrate
-    from qtool.checkpoint import Checkpoint
+    from qtool.checkpoints.checkpoint import Checkpoint
     from qtool.recipe.recipe import Calibration
     from qtool.runs.progress import Progress
 

@@ -12,7 +12,7 @@ import pytest
 from artifact_files import random_quant, write_folder
 from typer.testing import CliRunner
 
-from qtool.checkpoint import Checkpoint
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.cli.main import app
 from qtool.formats.gguf_values import string, strings
 from qtool.gguf_types import BY_NAME, F32

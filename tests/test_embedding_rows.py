@@ -10,7 +10,7 @@ from gallery import raw
 from header_files import write
 from torch.nn import functional
 
-from qtool.checkpoint import Checkpoint
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.streaming.reading import EmbeddingRows
 
 

@@ -9,7 +9,7 @@ import header_files
 import pytest
 from header_artifacts import awq, compressed, packed, plain, stored
 
-from qtool.checkpoint import Checkpoint
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.cli import main as cli
 from qtool.errors import UsageError
 from qtool.gguf_types import BY_NAME, F32, TENSOR_TYPES

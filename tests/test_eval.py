@@ -13,7 +13,7 @@ from evaluating import LENGTH, WINDOWS, against_tiny, call, evaluated, root
 from quantizing import Call
 from tokenizers import Tokenizer
 
-from qtool.artifact import Artifact
+from qtool.artifacts.artifact import Artifact
 from qtool.formats.gguf_file import GgufFile
 from qtool.formats.gguf_values import Kind, Value, string
 from qtool.formats.gguf_writer import TensorSpec, lay_out

@@ -15,10 +15,10 @@ from transformers import AutoModelForCausalLM
 
 from qtool.calibrating.sites import Tracer
 from qtool.calibrating.stats import collect
-from qtool.checkpoint import Checkpoint
+from qtool.checkpoints.checkpoint import Checkpoint
+from qtool.checkpoints.fused_experts import apart
 from qtool.fitting.slope import Slopes
 from qtool.fitting.slopes import measure
-from qtool.fused_experts import apart
 from qtool.gguf.from_hf import hf_source
 from qtool.gguf.open import open_source
 from qtool.gguf.source import as_floats

@@ -8,8 +8,8 @@ import quantizing
 from quantizing import Call
 from test_fit import SMALL, call, tiny
 
-from qtool import structure
-from qtool.artifact import Artifact
+from qtool.artifacts.artifact import Artifact
+from qtool.checkpoints import structure
 from qtool.fitting.fit import fit
 from qtool.fitting.request import FitRequest, Fitted
 from qtool.recipe.recipe import Recipe, load

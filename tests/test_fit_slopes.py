@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
-from qtool.checkpoint import Checkpoint
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.fitting import slopes
 from qtool.fitting.gguf_losses import Weighed, weighed
 from qtool.fitting.slope import Slope, Slopes

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from qtool.calibrating.sites import BlockSites, Tracer
-from qtool.checkpoint import Checkpoint
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.streaming.skeleton import Skeleton
 from qtool.streaming.stream import LoadedBlock, Stream
 from qtool.transforms import fold

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from verifying import forget_digests
 
-from qtool.artifact import Artifact
+from qtool.artifacts.artifact import Artifact
 from qtool.formats.float_codes import TABLES
 from qtool.hub import tiny_folder
 from qtool.quality import activations

@@ -13,7 +13,7 @@ from packed_files import compressed_tensors as config_of
 from packed_files import write
 from test_compressed_tensors_written import SCHEMES, a_quant
 
-from qtool.artifact import Artifact
+from qtool.artifacts.artifact import Artifact
 from qtool.dequantize import dequantize
 from qtool.errors import FormatError, QtoolError, UnsupportedError
 from qtool.formats import Facts, bitsandbytes, detect, fp8, modelopt

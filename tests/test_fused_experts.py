@@ -17,12 +17,12 @@ import quantizing
 import torch
 from safetensors.torch import load_file, save_file
 
-from qtool import fused_experts
-from qtool.artifact import Artifact
-from qtool.checkpoint import Checkpoint
+from qtool.artifacts.artifact import Artifact
+from qtool.checkpoints import fused_experts
+from qtool.checkpoints.checkpoint import Checkpoint
+from qtool.checkpoints.fused_experts import apart, apart_as
 from qtool.diff.diff import diff
 from qtool.errors import SourceError
-from qtool.fused_experts import apart, apart_as
 from qtool.planning.experts import as_quantized
 from qtool.planning.plan import make_plan
 from qtool.recipe.recipe import load

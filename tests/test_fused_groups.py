@@ -6,8 +6,8 @@ import arch_models
 import pytest
 import quantizing
 
-from qtool.artifact import Artifact
-from qtool.checkpoint import Checkpoint
+from qtool.artifacts.artifact import Artifact
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.planning.plan import make_plan
 from qtool.recipe.recipe import load
 

@@ -12,7 +12,7 @@ from gguf_runs import without_tokenizers, write
 from safetensors.torch import load_file, save_file
 from verifying import but_digests
 
-from qtool.checkpoint import Checkpoint
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.formats.gguf_file import GgufFile
 from qtool.gguf.experts_apart import experts_apart
 from qtool.gguf.from_hf import hf_source

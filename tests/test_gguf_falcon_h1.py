@@ -11,7 +11,7 @@ from gguf_runs import fed_blocks, without_tokenizers, write
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
-from qtool.checkpoint import Checkpoint
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import QtoolError
 from qtool.formats.gguf_file import GgufFile
 from qtool.gguf.from_hf import hf_source

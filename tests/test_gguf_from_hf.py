@@ -24,7 +24,7 @@ from hf_arrays import (
 )
 from numpy.typing import NDArray
 
-from qtool.checkpoint import Checkpoint
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import UnsupportedError
 from qtool.formats.gguf_values import Kind
 from qtool.gguf import from_hf, hf_rows, row_maps
@@ -279,7 +279,7 @@ def test_halves_of_fused_experts() -> None:
 def test_neither_torch_nor_transformers() -> None:
     code = (
         "import sys\n"
-        "from qtool.checkpoint import Checkpoint\n"
+        "from qtool.checkpoints.checkpoint import Checkpoint\n"
         "from qtool.gguf.from_hf import hf_source\n"
         "source = hf_source(Checkpoint.open('qtool/tiny'))\n"
         "assert source.tensors[0].read(0, 1).size\n"

@@ -13,7 +13,7 @@ import small_tokenizers as small
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
-from qtool.checkpoint import Checkpoint
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import FormatError, QtoolError, UnsupportedError
 from qtool.formats.gguf_values import Kind, Value, array, u32
 from qtool.gguf import from_hf

@@ -12,7 +12,7 @@ import quantizing
 
 from qtool import native_gguf
 from qtool.calibrating.measure import calibrate, opened
-from qtool.checkpoint import Checkpoint
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import FormatError, QtoolError, UnsupportedError
 from qtool.formats.gguf_file import GgufFile
 from qtool.formats.safetensors_header import TensorInfo

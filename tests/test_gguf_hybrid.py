@@ -8,7 +8,7 @@ import gguf_models
 import numpy as np
 import pytest
 
-from qtool.checkpoint import Checkpoint
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import QtoolError, UnsupportedError
 from qtool.formats.gguf_values import Kind, Value, array, u32
 from qtool.gguf import from_hf

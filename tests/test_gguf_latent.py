@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hf_arrays import Arrays, numbers, write
 
-from qtool.checkpoint import Checkpoint
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import FormatError, QtoolError, UnsupportedError
 from qtool.formats.gguf_values import Kind, f32, u32
 from qtool.formats.safetensors_header import TensorInfo

@@ -13,7 +13,7 @@ import small_tokenizers as small
 from hf_arrays import LLAMA, llama, write
 from small_tokenizers import SIZE
 
-from qtool.checkpoint import Checkpoint
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import SourceError, UnsupportedError
 from qtool.formats.gguf_values import u32
 from qtool.gguf import from_hf

@@ -9,7 +9,7 @@ import gguf_models_newest
 import pytest
 from test_gguf_to_hf import keys_of, source_of, without_tokenizers
 
-from qtool.checkpoint import Checkpoint
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import QtoolError, SourceError, UnsupportedError
 from qtool.formats.gguf_values import Kind, Value, array, u32
 from qtool.gguf.from_hf import hf_source

@@ -11,7 +11,7 @@ from hf_arrays import LLAMA, Arrays, llama, numbers, write
 from safetensors.numpy import load_file, save_file
 from small_tokenizers import SIZE, keys_of
 
-from qtool.checkpoint import Checkpoint
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import FormatError, QtoolError, UnsupportedError
 from qtool.formats.gguf_values import u32
 from qtool.gguf import from_hf

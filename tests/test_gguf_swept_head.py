@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM
 from qtool import native_gguf
 from qtool.calibrating import measure
 from qtool.calibrating.stats import SiteStats
-from qtool.checkpoint import Checkpoint
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.converting.resume import at_once
 from qtool.formats.gguf_file import GgufFile
 from qtool.gguf import sweep, sweeping

@@ -17,7 +17,7 @@ import pytest
 import quantizing
 
 from qtool import native_gguf
-from qtool.checkpoint import Checkpoint
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.converting.resume import at_once
 from qtool.errors import FormatError, QtoolError, UnsupportedError
 from qtool.formats.gguf_values import Value, f32, string, u32

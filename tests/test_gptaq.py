@@ -17,7 +17,7 @@ from qtool.calibrating.originals import Originals
 from qtool.calibrating.pairs import collect_pair
 from qtool.calibrating.placed import Passage, placed_block
 from qtool.calibrating.sites import Site, Tracer
-from qtool.checkpoint import Checkpoint
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import RecipeError, SourceError, UnsupportedError
 from qtool.matrix.cells import cells
 from qtool.methods import gptaq

@@ -14,8 +14,8 @@ from test_gptq import Real, output_error, problem
 from test_small_floats import FP8, MXFP4, MXFP8, NVFP4, nearest, tops, weights
 
 from qtool import small_floats
-from qtool.artifact import Artifact
-from qtool.checkpoint import Checkpoint
+from qtool.artifacts.artifact import Artifact
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.formats.float_codes import E8M0, LARGEST, TABLES
 from qtool.formats.float_codes import nearest as nearest_numbers
 from qtool.methods import gptq, rtn

@@ -23,7 +23,7 @@ from qtool.calibrating.measure import calibrate
 from qtool.calibrating.placed import Passage
 from qtool.calibrating.sites import BlockSites, Tracer
 from qtool.calibrating.stats import collect
-from qtool.checkpoint import Checkpoint
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import UnsupportedError
 from qtool.formats.gguf_file import GgufFile
 from qtool.gguf import kept_importance

@@ -18,9 +18,9 @@ from test_fit_slopes import likeliest  # noqa: F401
 from test_unusual_decoders import TOKENS, check_logits
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-from qtool.artifact import Artifact
+from qtool.artifacts.artifact import Artifact
 from qtool.calibrating.placed import Calls
-from qtool.checkpoint import Checkpoint
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import UnsupportedError
 from qtool.planning.handed import Handed, handed_on
 from qtool.streaming import arguments

@@ -14,8 +14,8 @@ from planning import plan_of, quantized
 from quantizing import build, caller, files, quantize, text_file
 from safetensors.numpy import load_file, save_file
 
-from qtool.artifact import Artifact
-from qtool.checkpoint import Checkpoint
+from qtool.artifacts.artifact import Artifact
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import RecipeError, UnsupportedError
 from qtool.formats import FORMATS
 from qtool.formats.safetensors_file import TensorInfo

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from artifact_files import random_quant, write_folder
 
-from qtool.artifact import Artifact
-from qtool.checkpoint import Checkpoint
+from qtool.artifacts.artifact import Artifact
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import FormatError, QtoolError, SourceError
 from qtool.formats import safetensors_file as st
 from qtool.scheme import Scheme

@@ -14,7 +14,7 @@ from quantizing import first_block_of_tiny
 from typer.testing import CliRunner
 
 from qtool import api, hub
-from qtool.checkpoint import Checkpoint
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.cli.main import app
 from qtool.errors import SourceError
 from qtool.hub.card import parts

@@ -16,7 +16,7 @@ from quantizing import Call
 
 import qtool.tiny
 from qtool.calibrating import measure
-from qtool.checkpoint import Checkpoint
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import SourceError
 from qtool.formats.gguf_values import Value, boolean, string, u32
 from qtool.formats.safetensors_file import read_header

@@ -13,7 +13,7 @@ from header_artifacts import group_config, plain, stored
 from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
-from qtool.artifact import Artifact
+from qtool.artifacts.artifact import Artifact
 from qtool.cli.main import app
 from qtool.errors import FormatError, SourceError, UnsupportedError
 from qtool.formats import FORMATS

@@ -12,8 +12,8 @@ import torch
 from safetensors.numpy import load_file, save_file
 from verifying import but_digests, forget_digests
 
-from qtool.artifact import Artifact
-from qtool.checkpoint import Checkpoint
+from qtool.artifacts.artifact import Artifact
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.converting.from_artifact import artifact_model
 from qtool.errors import FormatError, RecipeError, UnsupportedError
 from qtool.inspect import inspect

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from quantizing import first_block_of_tiny
 
-from qtool.checkpoint import Checkpoint
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import FormatError, QtoolError
 from qtool.formats.safetensors_file import from_float32
 from qtool.gguf.quantize import run_gguf

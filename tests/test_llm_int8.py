@@ -10,9 +10,9 @@ import quantizing
 import torch
 from safetensors.numpy import load_file
 
-from qtool.artifact import Artifact
+from qtool.artifacts.artifact import Artifact
 from qtool.calibrating import outliers
-from qtool.checkpoint import Checkpoint
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import FormatError, RecipeError
 from qtool.formats import bitsandbytes
 from qtool.methods import rtn

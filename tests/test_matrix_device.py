@@ -17,10 +17,10 @@ from small_models import checkpoint
 from test_fit import call
 from test_stream_order import cuda, gpu
 
-from qtool.artifact import Artifact
+from qtool.artifacts.artifact import Artifact
 from qtool.calibrating import groups
 from qtool.calibrating.stats_file import StatsFile
-from qtool.checkpoint import Checkpoint
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.gguf import quantize as gguf_quantize
 from qtool.gguf.imatrix import read_importance
 from qtool.matrix import shared

@@ -14,7 +14,7 @@ import quantizing
 from typer.testing import CliRunner
 
 from qtool.calibrating import blockwise, placed
-from qtool.checkpoint import Checkpoint
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.cli.main import app
 from qtool.errors import UnsupportedError
 from qtool.gguf.quantize import run_gguf

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from test_mlx import WEIGHTS
 
 from qtool import small_floats
-from qtool.artifact import Artifact
-from qtool.checkpoint import Checkpoint
+from qtool.artifacts.artifact import Artifact
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.dequantize import dequantize
 from qtool.errors import FormatError, RecipeError, UnsupportedError
 from qtool.formats import Facts, detect, mlx

@@ -9,10 +9,10 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from qtool.artifact import Artifact
+from qtool.artifacts.artifact import Artifact
+from qtool.artifacts.expert_stack import ExpertStack
 from qtool.converting.from_artifact import artifact_model
 from qtool.errors import FormatError, UnsupportedError
-from qtool.expert_stack import ExpertStack
 from qtool.formats import detect, mlx, mlx_experts
 from qtool.formats.mlx_floats import MODES
 from qtool.formats.safetensors_header import TensorInfo

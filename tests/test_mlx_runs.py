@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 import qtool
-from qtool.artifact import Artifact
-from qtool.checkpoint import Checkpoint
+from qtool.artifacts.artifact import Artifact
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.converting import pieces
 from qtool.diff import sides
 from qtool.errors import FormatError, QtoolError, UnsupportedError

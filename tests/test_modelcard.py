@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from qtool import __version__, hub
-from qtool.checkpoint import Checkpoint
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.methods import rtn
 from qtool.planning.plan import make_plan
 from qtool.recipe.recipe import Recipe, load

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from qtool.artifact import Artifact
+from qtool.artifacts.artifact import Artifact
 from qtool.errors import FormatError
 from qtool.formats.float_codes import TABLES, encode
 from qtool.quality.engine_inputs import declared

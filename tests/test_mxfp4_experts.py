@@ -14,12 +14,12 @@ from safetensors.numpy import save_file
 from typer.testing import CliRunner, Result
 from verifying import but_digests
 
-from qtool.artifact import Artifact
-from qtool.checkpoint import Checkpoint
+from qtool.artifacts.artifact import Artifact
+from qtool.artifacts.expert_stack import ExpertStack
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.cli.main import app
 from qtool.diff.diff import diff
 from qtool.errors import FormatError, UnsupportedError
-from qtool.expert_stack import ExpertStack
 from qtool.formats import mxfp4_experts
 from qtool.inspect import inspect
 from qtool.quality.weights import open_weights

@@ -10,9 +10,9 @@ import pytest
 import torch
 from arch_models import CONFIGS, build
 
-from qtool.checkpoint import Checkpoint
+from qtool.checkpoints.checkpoint import Checkpoint
+from qtool.checkpoints.names import Binding, bind
 from qtool.errors import SourceError
-from qtool.names import Binding, bind
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ import pytest
 from typer.testing import CliRunner
 
 from qtool import native
-from qtool.bench import Settings, bench, cases_named
-from qtool.bench_cases import DTYPES, all_cases
+from qtool.benching.cases import DTYPES, all_cases
+from qtool.benching.run import Settings, bench, cases_named
 from qtool.cli.main import app
 from qtool.errors import UnsupportedError, UsageError
 from qtool.gguf_types import BY_NAME

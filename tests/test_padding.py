@@ -18,14 +18,14 @@ import quantizing
 from quantizing import Call, caller
 from safetensors.numpy import load_file
 
-from qtool.checkpoint import Checkpoint
+from qtool.checkpoints.checkpoint import Checkpoint
+from qtool.checkpoints.fused_experts import apart
+from qtool.checkpoints.padding import Padded, padded, padded_as
 from qtool.diff.diff import diff
 from qtool.errors import FormatError, RecipeError, UnsupportedError
 from qtool.formats.gguf_file import GgufFile
 from qtool.formats.safetensors_file import TensorSpec, lay_out
-from qtool.fused_experts import apart
 from qtool.hub import tiny_folder
-from qtool.padding import Padded, padded, padded_as
 from qtool.planning.experts import as_quantized
 from qtool.planning.plan import make_plan
 from qtool.recipe.recipe import Recipe, load, parse

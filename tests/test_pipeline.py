@@ -14,8 +14,8 @@ from pipeline_models import Models, models
 from quantizing import Call, Run
 from safetensors.numpy import load_file, save_file
 
-from qtool.artifact import Artifact
-from qtool.checkpoint import Checkpoint
+from qtool.artifacts.artifact import Artifact
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.planning.plan import make_plan
 from qtool.recipe import recipe as recipes
 from qtool.scheme import Dense

@@ -10,10 +10,10 @@ import quantizing
 from pipeline_models import Models, models
 from quantizing import Run
 
-from qtool.artifact import Artifact
+from qtool.artifacts.artifact import Artifact
 from qtool.calibrating import groups, placed
 from qtool.calibrating.stats import SiteStats
-from qtool.checkpoint import Checkpoint
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import FormatError
 from qtool.recipe import recipe as recipes
 from qtool.scheme import GroupQuant

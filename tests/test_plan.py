@@ -10,8 +10,8 @@ import header_files
 import pytest
 from planning import plan_of, quantized
 
-from qtool import structure
-from qtool.checkpoint import Checkpoint
+from qtool.checkpoints import structure
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import FormatError, QtoolError, UnsupportedError
 from qtool.planning.plan import make_plan
 from qtool.recipe.recipe import load
@@ -371,7 +371,7 @@ def test_thousands_of_tensors_in_a_second_without_torch(tmp_path: Path) -> None:
     assert plan.counts["quantized"] == 16 * 64 * 3
     script = (
         "import sys; from qtool.planning.plan import make_plan;"
-        "from qtool.checkpoint import Checkpoint;"
+        "from qtool.checkpoints.checkpoint import Checkpoint;"
         f"from qtool.recipe.recipe import load; make_plan(load('w4g128-gptq'), "
         f"Checkpoint.open({str(tmp_path)!r})); print(sorted({{'torch', 'transformers', "
         "'huggingface_hub'} & set(sys.modules)))"

@@ -8,7 +8,7 @@ import pytest
 from gallery import raw
 from typer.testing import CliRunner
 
-from qtool.checkpoint import Checkpoint
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.cli.main import app
 from qtool.errors import UnsupportedError
 from qtool.formats.dtypes import DTYPE_BYTES, byte_size

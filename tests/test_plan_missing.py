@@ -9,7 +9,7 @@ import pytest
 from header_files import Shapes
 from planning import plan_of
 
-from qtool.checkpoint import Checkpoint
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import UnsupportedError
 from qtool.gguf.from_hf import hf_source
 from qtool.planning.plan import make_plan

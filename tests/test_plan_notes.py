@@ -7,7 +7,7 @@ import header_files
 import pytest
 from planning import plan_of, quantized
 
-from qtool.checkpoint import Checkpoint
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.planning import duration, estimate
 from qtool.planning.plan import Plan, make_plan
 from qtool.planning.rows import rows, scheme_of

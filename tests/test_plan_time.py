@@ -7,7 +7,7 @@ import pytest
 from gguf_shapes import dense
 from test_gguf_plan import plan_of as gguf_plan_of
 
-from qtool.checkpoint import Checkpoint
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.planning.plan import make_plan
 from qtool.recipe.recipe import load
 

@@ -10,8 +10,8 @@ import quantizing
 from small_models import checkpoint
 
 from qtool import hub
-from qtool.artifact import Artifact
-from qtool.checkpoint import Checkpoint
+from qtool.artifacts.artifact import Artifact
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.cli import main as cli
 from qtool.planning.plan import make_plan
 from qtool.recipe.recipe import Recipe, load

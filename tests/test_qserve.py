@@ -9,7 +9,7 @@ import pytest
 import quantizing
 from safetensors.numpy import load_file, save_file
 
-from qtool.artifact import Artifact
+from qtool.artifacts.artifact import Artifact
 from qtool.converting.lost import activations
 from qtool.dequantize import dequantize
 from qtool.diff.sides import part_of

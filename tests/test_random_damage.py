@@ -22,8 +22,8 @@ from quantizing import Called
 from random_damage import Damage
 from verifying import forget_digests
 
-from qtool.artifact import Artifact
-from qtool.checkpoint import Checkpoint
+from qtool.artifacts.artifact import Artifact
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.cli.verify import lines
 from qtool.formats.gguf_file import GgufFile
 from qtool.formats.gguf_values import Kind, array, u32

@@ -9,7 +9,7 @@ from artifact_files import random_quant, write_folder
 from report_figures import figures
 
 from qtool import native_gguf
-from qtool.artifact import Artifact
+from qtool.artifacts.artifact import Artifact
 from qtool.errors import UsageError
 from qtool.formats.gguf_codes import CODES, block_scales, code_counts
 from qtool.gguf_types import BY_NAME

@@ -14,8 +14,8 @@ from rotating import CENTERED, quiet, settings
 from safetensors.numpy import load_file, save_file
 from small_models import checkpoint, difference, logits
 
-from qtool.artifact import Artifact
-from qtool.checkpoint import Checkpoint
+from qtool.artifacts.artifact import Artifact
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import RecipeError, UnsupportedError
 from qtool.planning.plan import make_plan
 from qtool.recipe import recipe as recipes

@@ -16,8 +16,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from small_models import checkpoint, difference, logits
 
-from qtool.artifact import Artifact
-from qtool.checkpoint import Checkpoint
+from qtool.artifacts.artifact import Artifact
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.converting.from_artifact import artifact_model
 from qtool.errors import QtoolError, RecipeError, UnsupportedError
 from qtool.formats.compressed_tensors_config import named

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from qtool import hub
-from qtool.checkpoint import Checkpoint
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.cli.main import app
 from qtool.errors import FormatError
 from qtool.formats.compressed_tensors_transforms import turns

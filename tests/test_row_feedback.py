@@ -22,9 +22,9 @@ from qtool.calibrating.placed import Passage
 from qtool.calibrating.row_feedback import Feedback, _groups
 from qtool.calibrating.row_rounding import RowFactor, round_rows
 from qtool.calibrating.sites import Tracer
-from qtool.checkpoint import Checkpoint
+from qtool.checkpoints.checkpoint import Checkpoint
+from qtool.checkpoints.fused_experts import apart
 from qtool.fitting.ends import Ends
-from qtool.fused_experts import apart
 from qtool.gguf import swept_site
 from qtool.methods.tiles import in_turn
 from qtool.runs.progress import Progress

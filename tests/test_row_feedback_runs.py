@@ -17,7 +17,7 @@ from test_resume import Died, dying
 from qtool.calibrating import row_feedback, row_rounding
 from qtool.calibrating.measure import calibrate
 from qtool.calibrating.stats import MIN_EXPERT_TOKENS
-from qtool.checkpoint import Checkpoint
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import UnsupportedError
 from qtool.fitting.ends import Ends
 from qtool.formats.gguf_file import GgufFile

@@ -8,7 +8,7 @@ import torch
 from arch_models import CONFIGS, VOCABULARY, build
 
 from qtool.calibrating.sites import BlockSites, Tracer, trace
-from qtool.checkpoint import Checkpoint
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.streaming.linears import Matrix, ObserveLinears, WeightIndex
 from qtool.streaming.skeleton import Skeleton
 from qtool.streaming.stream import LoadedBlock, Stream

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import quantizing
 
-from qtool.checkpoint import Checkpoint
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.recipe import recipe as recipes
 from qtool.runs.verify import check_scales
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 import qtool.tiny
 from qtool import small_floats
-from qtool.artifact import Artifact
+from qtool.artifacts.artifact import Artifact
 from qtool.dequantize import dequantize
 from qtool.formats.float_codes import LARGEST, TABLES
 from qtool.methods import rtn

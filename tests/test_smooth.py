@@ -11,7 +11,7 @@ from quantizing import assert_reads_back, build, quantize, text_file, write_dens
 
 from qtool.calibrating.sites import Tracer
 from qtool.calibrating.stats import collect
-from qtool.checkpoint import Checkpoint
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.planning.plan import make_plan
 from qtool.recipe import recipe
 from qtool.streaming.skeleton import Skeleton

@@ -12,7 +12,7 @@ from arch_models import VOCABULARY, build
 
 from qtool.calibrating.originals import Originals
 from qtool.calibrating.placed import Passage
-from qtool.checkpoint import Checkpoint
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.streaming.hidden import OnDisk
 from qtool.streaming.skeleton import Skeleton
 from qtool.streaming.stream import InMemory, States, Stream

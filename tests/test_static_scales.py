@@ -10,7 +10,7 @@ from quantizing import assert_reads_back, build, quantize, text_file
 from safetensors.numpy import load_file
 
 from qtool import grid
-from qtool.artifact import Artifact
+from qtool.artifacts.artifact import Artifact
 from qtool.calibrating import ranges
 from qtool.errors import RecipeError, UnsupportedError
 from qtool.quality import activations

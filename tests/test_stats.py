@@ -16,7 +16,7 @@ from qtool.calibrating import measure
 from qtool.calibrating.sites import BlockSites, Tracer
 from qtool.calibrating.stats import NEEDS, SiteStats, collect, gram_of, strips
 from qtool.calibrating.stats_file import StatsFile, StatsWriter
-from qtool.checkpoint import Checkpoint
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import FormatError, SourceError, UnsupportedError
 from qtool.streaming.linears import Matrix, ObserveLinears, WeightIndex
 from qtool.streaming.skeleton import Skeleton

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
 from qtool.calibrating.sites import Tracer
-from qtool.checkpoint import Checkpoint
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import SourceError, UnsupportedError
 from qtool.streaming.skeleton import Skeleton
 from qtool.streaming.workers import Workers

@@ -7,7 +7,7 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from qtool import api
-from qtool.checkpoint import Checkpoint
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.cli.main import app
 from qtool.numbered import by_kind
 from qtool.runs.summary import LayerReport

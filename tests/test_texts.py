@@ -5,9 +5,10 @@ import gzip
 import json
 import lzma
 import random
+import re
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -23,6 +24,8 @@ from typer.testing import CliRunner
 from qtool.cli.main import app
 from qtool.errors import SourceError, UnsupportedError
 from qtool.hub import tiny_folder
+from qtool.planning.shapes import table_bytes
+from qtool.recipe.file import Calibration
 from qtool.runs.progress import Progress
 from qtool.texts import parquet, records, source, stored
 from qtool.texts.calibration import calibration_tokens, chunks
@@ -127,6 +130,79 @@ def test_damaged_compressed_files_are_told(suffix: str, tmp_path: Path) -> None:
         check_source(str(path))
 
 
+@pytest.mark.parametrize("suffix", PACK)
+def test_what_is_unpacked_is_never_there_as_a_whole(suffix: str, tmp_path: Path) -> None:
+    """Neither by who reads it, nor by who looks whether it can be."""
+    path = tmp_path / f"text.txt{suffix}"
+    with path.open("wb") as file:
+        for _ in range(3):
+            file.write(PACK[suffix](b"a" * (40 << 20)))
+    sizes = [len(some) for some in stored.blocks(path)]
+    assert sum(sizes) == 120 << 20 and max(sizes) <= 9 << 20 and sizes[-1] == 0
+    counts: list[int] = []
+
+    def pieces(*_: object) -> Iterator[Text]:
+        yield (counts.append(len(some)) or "a" * len(some) for some in stored.blocks(path))
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(source, "_pieces", pieces)
+        check_source(str(path))
+    assert 32 << 20 <= sum(counts) <= 48 << 20
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.parquet", b"version https://git-lfs.github.com/spec/v1\noid", "a pointer of Git LFS"),
+        ("a.txt", b"version https://git-lfs.github.com/spec/v1\noid", "a pointer of Git LFS"),
+        ("a.json.gz", b"version https://git-lfs.github.com/spec/v1\noid", "a pointer of Git LFS"),
+        ("a.arrow", b"ARROW1\0\0", "Arrow, as datasets saves it: save it as Parquet"),
+        ("a", b"PAR1", r"Parquet: name it \.parquet"),
+        ("a.json", gzip.compress(b"{}"), r"compressed by gzip: name it \.gz"),
+        ("a.txt.gz", bz2.compress(b"a"), r"compressed by bzip2: name it \.bz2"),
+        ("a.txt", lzma.compress(b"a"), r"compressed by xz: name it \.xz"),
+        ("a.parquet", PACK[".zst"](b"a"), r"compressed by Zstandard: name it \.zst"),
+        ("a.txt", b"PK\x03\x04", "a zip archive: unpack it"),
+        ("a.parquet", b"\n<!DOCTYPE html>", r"a page \(HTML\), not a file: log in"),
+        ("a.jsonl.gz", b"<html>", r"a page \(HTML\), not a file: log in"),
+    ],
+)
+def test_a_file_that_is_something_else_than_its_name_says(
+    name: str, content: bytes, said: str, tmp_path: Path
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(SourceError, match=rf"{re.escape(name)}: is {said}"):
+        check_source(str(path))
+
+
+@pytest.mark.parametrize("name", ["a.tar.gz", "a.tgz", "a.zip", "a.tar"])
+def test_archives_are_refused(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(b"text")
+    with pytest.raises(UnsupportedError, match=rf"{name}: an archive; unpack it, and name a file"):
+        check_source(str(tmp_path / name))
+
+
+def test_what_is_named_instead_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder, name in (("shards", "b.parquet"), ("disk", "data-0.arrow"), ("nothing", "a.bin")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / name).write_bytes(b"")
+    (tmp_path / "shards" / "a.jsonl.gz").write_bytes(b"")
+    for given, said in (
+        ("shards", "a folder; name a file of it, such as a.jsonl.gz; several files are named by"),
+        ("disk", "a folder; datasets saved it: save it as Parquet"),
+        ("nothing", "a folder; --calibration wants a file: text, JSON, CSV or Parquet"),
+        ("shards/*.parquet", "no such file, .*; several files are named by a YAML file"),
+        ("", "'': no such file"),
+        ("allenai/c4/en/a.json.gz", "; allenai/c4:en/a.json.gz is one$"),
+        ("hf://datasets/ann/x/data/a.txt", "; ann/x:data/a.txt is one$"),
+        ("https://huggingface.co/datasets/ann/x/resolve/main/a.txt", "; ann/x:a.txt is one$"),
+    ):
+        with pytest.raises(SourceError, match=said):
+            check_source(given)
+
+
 @pytest.mark.parametrize("at_once", [1, 5, 1 << 18])
 @pytest.mark.parametrize("indent", [None, 1])
 def test_an_array_says_what_its_elements_would_as_lines(
@@ -143,14 +219,26 @@ def test_an_array_says_what_its_elements_would_as_lines(
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ('[{"text": "a"}, {"text": 1}]', r"element 2: expected an object whose `text`.*found text"),
+        (
+            '[{"text": "a"}, {"text": 1}]',
+            r"element 2: expected .*; its `text` is a number$",
+        ),
         ('[{"instruction": "a", "output": "b"}]', r"element 1: .*: name instruction"),
         ('[["a"]]', r"element 1: .*found an array"),
         ('[{"text": "a"}', r"element 1: expected `,` or `\]` behind it; is the file whole"),
         ('[{"text": "a"} {"text": "b"}]', r"element 1: expected `,` or `\]` behind it"),
-        ('[{"text": "a"}, ]', r"element 2: not JSON, broken off, or longer than 64 million"),
-        ('[{"text": "a"}, {"te', r"element 2: not JSON, broken off"),
-        ("[", r"element 1: not JSON, broken off"),
+        ('[{"text": "a"}, ]', r"element 2: the file ends within it; is it whole"),
+        ('[{"text": "a"}, {"te', r"element 2: the file ends within it; is it whole"),
+        (
+            '[{"text": "a",}, {"text": "and so on, and on"}]',
+            r"element 1: not JSON \(Expecting",
+        ),
+        ("[", r"element 1: the file ends within it"),
+        ('["a"]', r"element 1: .*; found a string"),
+        (
+            '[{"data": [{"text": "a"}]}]',
+            r"element 1: .*; if what is under data",
+        ),
         ('[{"text": "a"}] [', r"expected nothing behind its array, found '\['"),
         ('[{"text": "\\ud800"}]', r"element 1: its text has half of a surrogate pair"),
         ("[" * 200_000, r"element 1: not JSON"),
@@ -173,7 +261,7 @@ def test_an_element_that_is_too_long_is_not_read_to_its_end(
     assert told(path) == ["a" * 4000]
     path.write_text(json.dumps([{"text": "a" * 100_000}]))
     counts: list[int] = []
-    with pytest.raises(SourceError, match="element 1: not JSON, broken off, or longer"):
+    with pytest.raises(SourceError, match="element 1: longer than 0 million characters"):
         told(path, counts.append)
     assert sum(counts) < 20_000
 
@@ -203,13 +291,44 @@ def test_rows_of_parquet_are_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert told_of == [({"role": "user", "content": [{"type": "text", "text": "a"}]},)]
 
 
+def test_long_rows_are_read_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = [{"text": f"{number} " * 1000} for number in range(40)]
+    path = table(tmp_path / "texts.parquet", said, use_dictionary=False)
+    for together, reads in ((1 << 23, 1), (1, 40), (20_000, 8)):
+        monkeypatch.setattr(parquet, "_BYTES", together)
+        counts: list[int] = []
+        assert told(path, counts.append) == ["\n".join(one["text"] for one in said)]
+        assert abs(len(counts) - reads) <= reads // 4
+
+
+def test_plans_count_the_largest_page(tmp_path: Path) -> None:
+    """pyarrow, and what a page of 1024 rows takes while it is read."""
+    kib = "".join(random.Random(0).choices("abcdef ", k=1024))
+    few = [{"text": kib + str(number), "other": kib * 9 + str(number)} for number in range(300)]
+    for said, groups, page in ((few, 300, 300), (few, 100, 100), (few * 8, 2400, 1024)):
+        path = table(tmp_path / "a.parquet", said, row_group_size=groups, use_dictionary=False)
+        assert parquet.largest_page(path) == pytest.approx(page * 1028, rel=0.03)
+        asked = Calibration(source=str(path))
+        assert table_bytes(asked) == 60_000_000 + 3 * parquet.largest_page(path)
+    assert table_bytes(Calibration(source="ann/texts:a.parquet")) == 60_000_000
+    assert table_bytes(Calibration(source=str(tmp_path / "a.txt"))) == 0
+    (tmp_path / "mix.yaml").write_text("- a.parquet\n- ann/texts\n")
+    assert table_bytes(Calibration(source=str(tmp_path / "mix.yaml"))) == table_bytes(asked)
+    plain, rows = (
+        json.loads(CliRunner().invoke(app, ["plan", "tiny", "--recipe", "w4g128-gptq", "--json",
+                                            "--calibration", str(one)]).stdout)["peak_rss_bytes"]
+        for one in (jsonl(tmp_path / "a.jsonl", few), path)
+    )  # fmt: skip
+    assert rows >= plain + 60_000_000
+
+
 def test_bad_parquet_is_told(tmp_path: Path) -> None:
     path = tmp_path / "texts.parquet"
     said = [{"text": "words " * 20 + str(number)} for number in range(500)]
     whole = table(path, said, compression="none").read_bytes()
     for content in (b"", b"PAR1", whole[: len(whole) // 2], whole[:4] + whole[300:]):
         path.write_bytes(content)
-        with pytest.raises(SourceError, match=r"texts\.parquet: not Parquet, or damaged \(."):
+        with pytest.raises(SourceError, match=r"texts\.parquet: cannot be read as Parquet \(."):
             check_source(str(path))
     for at in range(4, len(whole) - 8, 97):  # read, or refused
         damaged = bytearray(whole)
@@ -219,12 +338,25 @@ def test_bad_parquet_is_told(tmp_path: Path) -> None:
             told(path)
         except SourceError as error:
             assert str(error).startswith(str(path))
-    with pytest.raises(SourceError, match=r"text \(or .*messages or conversations, once; found a$"):
-        check_source(str(table(path, [{"a": "b"}])))
-    with pytest.raises(SourceError, match=r"parquet: row 2: expected an object whose `text`"):
-        check_source(str(table(path, [{"messages": [], "text": "a"}, {"messages": 1}][:1])))
-        check_source(str(table(path, [{"system": "a", "text": "b"}, {"system": "c"}])))
-    with pytest.raises(UnsupportedError, match="Parquet is compressed by itself; decompress"):
+    bad: list[tuple[list[dict[str, Any]], str]] = [
+        ([{"a": "b"}], r"text \(or .*\), messages or conversations; found a$"),
+        ([{"instruction": "a", "output": "b"}], "found .*: name instruction .* completion$"),
+        ([{"question": "a", "answer": "b"}], "found .*: name question prompt, and answer"),
+        ([{"Text": "a"}], "found Text: name Text text$"),
+        ([{"system": "a", "text": "b"}, {"system": "c"}], r"row 2: expected an object whose"),
+        ([{"text": 3}], r"row 1: .*; its `text` is a number$"),
+        ([{"text": b"3"}], r"row 1: .*; its `text` is bytes$"),
+        ([{"messages": "[]"}], r"row 1: `messages` is not .*; it is a string: write it as JSON"),
+        ([{"messages": [{"at": np.datetime64(10**18 + 1, "ns")}]}], "cannot be read as Parquet"),
+    ]
+    for some, why in bad:
+        with pytest.raises(SourceError, match=why):
+            check_source(str(table(path, some)))
+    twice = pyarrow.Table.from_arrays([pyarrow.array(["a"])] * 2, ["text", "text"])
+    pyarrow.parquet.write_table(twice, path)
+    with pytest.raises(SourceError, match="several columns are named text"):
+        check_source(str(path))
+    with pytest.raises(UnsupportedError, match=r"\.parquet is compressed by itself; decompress"):
         check_source(str(path.rename(tmp_path / "texts.parquet.gz")))
 
 
@@ -297,6 +429,23 @@ def test_a_text_to_measure_on_may_be_compressed_or_a_table(tmp_path: Path) -> No
         assert result.exit_code == 0, result.output
         figures.append(json.loads(result.stdout)["perplexity"])
     assert figures[0] == figures[1] == figures[2]
+    # What is of no use is told before any work.
+    for path in (packed, rows):
+        path.write_bytes(path.read_bytes()[:-9])
+    short = tmp_path / "short.txt.gz"
+    short.write_bytes(gzip.compress(b"the and in " * 20))
+    for path, why in (
+        (packed, "ends within gzip"),
+        (rows, "read as Parquet"),
+        (short, "220 bytes"),
+    ):
+        for words in (
+            ["matrix", "tiny", "--recipes", "q4_0", "-o", str(tmp_path / "made"), "--eval"],
+            ["report", "tiny", "--against", "tiny", "-o", str(tmp_path / "made"), "--text"],
+        ):
+            result = CliRunner().invoke(app, [*words, str(path), "--windows", "1"])
+            assert result.exit_code == 1 and why in str(result.exception)
+            assert not (tmp_path / "made").exists()
     with pytest.raises(SourceError, match=r"chats\.parquet: row 1: is a chat"):
         "".join(read_text(table(tmp_path / "chats.parquet", [SAID[2]])))
 
@@ -311,6 +460,11 @@ def test_a_text_to_measure_on_may_be_compressed_or_a_table(tmp_path: Path) -> No
         (["en/c4-train.0.json.gz", "en/c4-train.1.json.gz"], "en/c4-train.0.json.gz"),
         (["val.jsonl.zst", "license.md"], "val.jsonl.zst"),
         (["sg_52k.json", "README.md"], "sg_52k.json"),
+        (["requirements.txt", "data/en.parquet"], "data/en.parquet"),
+        (["CONTRIBUTING.md", "data/0000.parquet"], "data/0000.parquet"),
+        (["docs/training.md", "data/train-00000.parquet"], "data/train-00000.parquet"),
+        (["constrained.json", "data.jsonl"], "data.jsonl"),
+        (["meta.csv", "train.txt"], "train.txt"),
     ],
 )
 def test_which_file_of_a_dataset(
@@ -318,6 +472,12 @@ def test_which_file_of_a_dataset(
 ) -> None:
     monkeypatch.setattr("huggingface_hub.HfApi.list_repo_files", lambda *_, **__: names)
     assert choose("ann/texts") == chosen
+    # What `save_to_disk` of datasets makes, and settings, are none.
+    names[:] = ["data-0.arrow", "dataset_info.json", "sub/state.json", "trainer_state.json"]
+    with pytest.raises(
+        UnsupportedError, match=r"has no file of texts: .*\(it has data-0\.arrow, data"
+    ):
+        choose("ann/texts")
 
 
 def test_datasets_of_the_hub_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -334,14 +494,15 @@ def test_datasets_of_the_hub_as_they_are(tmp_path: Path, monkeypatch: pytest.Mon
         assert result.exit_code == 0, result.output + str(result.exception)
         return cast("dict[str, Any]", json.loads(result.stdout))
 
-    with hub_here(monkeypatch, tmp_path, {"ann/texts": tmp_path / "texts"}) as hub:
+    served = {"ann/texts": tmp_path / "texts", "ann/gated": tmp_path / "texts"}
+    with hub_here(monkeypatch, tmp_path, served) as hub:
         ran("quantize", "tiny", "--recipe", "w4g128-gptq", "--calibration", "ann/texts",
             "--samples", "2", "--length", "64", "-o", out)  # fmt: skip
         record = json.loads((tmp_path / "made" / "qtool.json").read_text())
         assert record["calibration"]["source"] == "ann/texts:data/train-0.parquet"
         ran("reproduce", out)  # ends with 1 where bytes differ
         measured = ran("eval", "tiny", "--text", text, "--windows", "1", "--length", "64")
-        assert measured["protocol"]["text"] == "test-0.parquet"
+        assert measured["protocol"]["text"] == text
         own = ran("eval", "tiny", "--text", str(test), "--windows", "1", "--length", "64")
         assert measured["perplexity"] == own["perplexity"]
         few = ("--text", text, "--windows", "1", "--length", "64")
@@ -350,12 +511,25 @@ def test_datasets_of_the_hub_as_they_are(tmp_path: Path, monkeypatch: pytest.Mon
         for name, why in ((text + "x", "has no file 'data/test-0.parquetx'"), ("ann/x", "no such")):
             result = CliRunner().invoke(app, ["eval", "tiny", "--text", name])
             assert result.exit_code == 1 and why in str(result.exception)
-        monkeypatch.setitem(sys.modules, "pyarrow", None)
         (folder / "more.parquet").write_bytes(b"")
         before = hub.sent.copy()
-        result = CliRunner().invoke(app, ["eval", "tiny", "--text", "ann/texts:data/more.parquet"])
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setitem(sys.modules, "pyarrow", None)
+            words = ["eval", "tiny", "--text", "ann/texts:data/more.parquet"]
+            result = CliRunner().invoke(app, words)
         assert "more.parquet: is read by pyarrow" in str(result.exception)
         assert hub.sent == before  # not downloaded
+        log_in = "is gated: accept its terms on its page .*/datasets/ann/gated.*, then log in with"
+        for given, said in (
+            ("ann/gated:a.txt", log_in),
+            ("ann/gated", log_in),
+            ("ann/textz:a.txt", "does not exist, or is private; .* log in with"),
+            ("ann/texts:data", r"no file 'data'; name one, such as data/more.parquet, data/test-0"),
+            ("ann/texts:data/tset-0.txt", r"no file .*; name one, such as data/test-0.parquet"),
+            ("ann/texts@gone:a.txt", "has no revision 'gone'"),
+        ):
+            with pytest.raises(SourceError, match=rf"^{given.partition(':')[0]}: dataset .*{said}"):
+                load_text(given)
     here = tmp_path / "ann" / text[4:]
     here.parent.mkdir(parents=True)
     here.write_text("a text " * 200)

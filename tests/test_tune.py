@@ -13,11 +13,11 @@ import quantizing
 import torch
 
 import qtool
-from qtool.artifact import Artifact
+from qtool.artifacts.artifact import Artifact
 from qtool.calibrating import tune_block as module
 from qtool.calibrating.originals import tuned_note
 from qtool.calibrating.tune_block import parts, tune_block
-from qtool.checkpoint import Checkpoint
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import RecipeError, UnsupportedError
 from qtool.matrix.cells import cells
 from qtool.methods import rtn, tune

@@ -18,11 +18,11 @@ from transformers import (
     PreTrainedModel,
 )
 
-from qtool import structure
-from qtool.checkpoint import Checkpoint
+from qtool.checkpoints import structure
+from qtool.checkpoints.checkpoint import Checkpoint
+from qtool.checkpoints.layer_names import is_head
 from qtool.errors import UnsupportedError
 from qtool.formats.safetensors_header import TensorInfo
-from qtool.layer_names import is_head
 from qtool.planning.plan import make_plan
 from qtool.recipe.recipe import load
 from qtool.streaming.skeleton import Skeleton

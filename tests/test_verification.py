@@ -17,7 +17,7 @@ from safetensors.torch import load_file as load_torch
 from safetensors.torch import save_file as save_torch
 from verified_folders import GATE, Q, folder_of, subject
 
-from qtool.artifact import Artifact
+from qtool.artifacts.artifact import Artifact
 from qtool.errors import FormatError, SourceError, UsageError
 from qtool.hub import resolve
 from qtool.runs import verify as reading_back

@@ -349,7 +349,7 @@ def test_gguf_against_its_source(tmp_path: Path) -> None:
 
 
 def load_file_of_tiny() -> dict[str, NDArray[Any]]:
-    from qtool.checkpoint import Checkpoint
+    from qtool.checkpoints.checkpoint import Checkpoint
 
     checkpoint = Checkpoint.open(resolve("tiny"))
     return {name: checkpoint.float32(name) for name in checkpoint.tensors}

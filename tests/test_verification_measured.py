@@ -11,7 +11,7 @@ from packed_files import compressed_tensors
 from packed_files import write as write_packed
 from verified_folders import LAYER, Q, folder_of
 
-from qtool.artifact import Artifact
+from qtool.artifacts.artifact import Artifact
 from qtool.methods import rtn
 from qtool.scheme import GroupQuant, Scheme
 from qtool.verification.matrix import measure

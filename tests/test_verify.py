@@ -11,7 +11,7 @@ import pytest
 from artifact_files import random_quant
 from safetensors.numpy import load_file, save_file
 
-from qtool.checkpoint import Checkpoint
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import FormatError
 from qtool.formats.safetensors_file import Layout, StreamWriter, TensorSpec, lay_out
 from qtool.planning.plan import Plan, make_plan

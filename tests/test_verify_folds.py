@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from verifying import forget_digests
 
 import qtool
-from qtool.checkpoint import Checkpoint
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.cli.main import main
 from qtool.verification.pairs import Heads, unpaired
 from qtool.verification.run import verify_artifact

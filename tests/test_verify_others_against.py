@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from quantizing import first_blocks_of_tiny, quantize
 from verifying import but_digests
 
-from qtool.artifact import Artifact
+from qtool.artifacts.artifact import Artifact
 from qtool.cli.verify import lines
 from qtool.gguf.quantize import run_gguf
 from qtool.gguf.recipe import GgufRecipe

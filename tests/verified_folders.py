@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from artifact_files import random_quant, write_folder
 
-from qtool.artifact import Artifact
+from qtool.artifacts.artifact import Artifact
 from qtool.scheme import Scheme
 from qtool.verification.subject import Subject, subject_of
 

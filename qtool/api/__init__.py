@@ -13,7 +13,7 @@ qtool.errors), whose text says what to do. Nothing is printed unless `quiet=Fals
 
 from qtool.api.looking import compare, evaluate, generate, plan, verify
 from qtool.api.making import convert, download, fit, quantize, sample
-from qtool.opened import Model, open
+from qtool.artifacts.opened import Model, open
 
 __all__ = [
     "Model", "compare", "convert", "download", "evaluate", "fit", "generate", "open", "plan",

@@ -25,7 +25,7 @@ from qtool.calibrating.row_feedback import Feedback
 from qtool.calibrating.row_feedback import told as fed
 from qtool.calibrating.sites import Tracer
 from qtool.calibrating.tuning import Tuning
-from qtool.checkpoint import Checkpoint
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import SourceError
 from qtool.fitting.ends import Ends
 from qtool.planning.plan import Plan

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from qtool.calibrating import measure
 from qtool.calibrating.stats_file import StatsFile
-from qtool.checkpoint import Checkpoint
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import UnsupportedError
 from qtool.methods import gptq
 from qtool.recipe.recipe import Recipe

@@ -14,7 +14,7 @@ from qtool import methods
 from qtool.calibrating.placed import Passage
 from qtool.calibrating.quantize_site import output_error
 from qtool.calibrating.stats import SiteStats, gram_of
-from qtool.layer_names import is_head
+from qtool.checkpoints.layer_names import is_head
 from qtool.methods import gptq
 from qtool.planning.plan import Plan
 from qtool.planning.planned import Planned

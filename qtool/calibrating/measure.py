@@ -17,10 +17,11 @@ from qtool.calibrating.sites import Site, Tracer
 from qtool.calibrating.stats import SiteStats
 from qtool.calibrating.stats import Weights as Counts
 from qtool.calibrating.stats_file import StatsFile, StatsWriter
-from qtool.checkpoint import Checkpoint
+from qtool.checkpoints.checkpoint import Checkpoint
+from qtool.checkpoints.fused_experts import apart
+from qtool.checkpoints.structure import packed
 from qtool.errors import FormatError, SourceError, UnsupportedError
 from qtool.formats import safetensors_file as st
-from qtool.fused_experts import apart
 from qtool.gguf import kept_importance
 from qtool.gguf.from_hf import hf_source
 from qtool.gguf.imatrix import Importance, write_importance
@@ -41,7 +42,6 @@ from qtool.streaming.skeleton import Skeleton
 from qtool.streaming.stream import LoadedBlock
 from qtool.streaming.weights import Weights
 from qtool.streaming.workers import Workers
-from qtool.structure import packed
 from qtool.texts.calibration import Calibration, calibration_tokens
 from qtool.texts.source import TOPICS
 

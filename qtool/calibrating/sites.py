@@ -23,8 +23,8 @@ import torch
 from torch import nn
 
 from qtool.calibrating.probe_trace import Trace, TracedCall, watch
+from qtool.checkpoints.names import Binding
 from qtool.errors import UnsupportedError
-from qtool.names import Binding
 from qtool.streaming.linears import Matrix
 from qtool.streaming.stream import Call, LoadedBlock, Stream
 

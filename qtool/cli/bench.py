@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from qtool.bench import Report
+    from qtool.benching.run import Report
 
 
 def bench(
@@ -24,8 +24,8 @@ def bench(
 ) -> None:
     """Time the kernels: million weights a second, and the fraction of what memory allows."""
     from qtool import native
-    from qtool.bench import QUICK, Settings, cases_named
-    from qtool.bench import bench as run
+    from qtool.benching.run import QUICK, Settings, cases_named
+    from qtool.benching.run import bench as run
     from qtool.errors import UsageError
 
     if device == "cuda":

@@ -19,7 +19,10 @@ def compare(
         str, typer.Option(help="the unquantized model: a folder, a hub id or an alias")
     ],
     text: Annotated[
-        Path, typer.Option(help="plain text; JSON, CSV or Parquet with a `text` field")
+        Path,
+        typer.Option(
+            help="text, or JSON, CSV or Parquet of texts; or owner/name:FILE of a dataset"
+        ),
     ],
     windows: Annotated[
         int | None, typer.Option(min=1, help="windows of the text; by default up to 20")

@@ -16,7 +16,10 @@ def evaluate(
         str, typer.Argument(help="a folder or a .gguf file, of any format that is decoded")
     ],
     text: Annotated[
-        Path, typer.Option(help="plain text; JSON, CSV or Parquet with a `text` field")
+        Path,
+        typer.Option(
+            help="text, or JSON, CSV or Parquet of texts; or owner/name:FILE of a dataset"
+        ),
     ],
     against: Annotated[
         str | None, typer.Option(help="the unquantized model: a folder, a hub id or an alias")

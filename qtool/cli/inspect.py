@@ -49,7 +49,7 @@ def inspect(
     if models := gguf_models(path):
         _inspect_gguf(path, models, tensor, all_, json_)
         return
-    from qtool.artifact import Artifact
+    from qtool.artifacts.artifact import Artifact
     from qtool.inspect import detail_lines, tensor_detail
     from qtool.inspect import inspect as look
     from qtool.table import Table

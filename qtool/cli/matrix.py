@@ -25,7 +25,10 @@ def matrix(
     ] = None,
     eval_: Annotated[
         Path | None,
-        typer.Option("--eval", help="text to measure all of them on, against MODEL"),
+        typer.Option(
+            "--eval",
+            help="text to measure all of them on, against MODEL; as of `qtool eval --text`",
+        ),
     ] = None,
     windows: Annotated[
         int | None, typer.Option(min=1, help="windows of that text; by default up to 20")

@@ -8,20 +8,20 @@ from pathlib import Path
 
 import numpy as np
 
-from qtool import structure
-from qtool.artifact import Artifact
-from qtool.checkpoint import Checkpoint
+from qtool.artifacts.artifact import Artifact
+from qtool.artifacts.entry import Entry
+from qtool.artifacts.expert_stack import ExpertStack
+from qtool.artifacts.stored_config import plain_config, quantization_config
+from qtool.checkpoints import structure
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.converting import lost
 from qtool.converting.model import DTYPES, Model, Quantized, Tensor
-from qtool.entry import Entry
 from qtool.errors import FormatError, UnsupportedError
-from qtool.expert_stack import ExpertStack
 from qtool.formats.compressed_tensors_transforms import turns
 from qtool.formats.safetensors_file import DTYPE_BITS
 from qtool.planning.beside import check_whole
 from qtool.quality.input_arguments import input_arguments
 from qtool.scheme import Scheme
-from qtool.stored_config import plain_config, quantization_config
 from qtool.verification.digests import check_digests, recorded_digests
 
 

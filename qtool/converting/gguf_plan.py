@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from qtool.checkpoint import Checkpoint
+from qtool.checkpoints.checkpoint import Checkpoint
+from qtool.checkpoints.layer_names import is_head
 from qtool.converting.blocks import (
     BLOCK,
     MXFP4,
@@ -48,7 +49,6 @@ from qtool.gguf.hf_rows import HfRows
 from qtool.gguf.kinds import output_order
 from qtool.gguf.source import GgufSource, SourceTensor
 from qtool.gguf_types import BlockType
-from qtool.layer_names import is_head
 from qtool.runs.progress import Progress
 from qtool.scheme import GroupQuant
 

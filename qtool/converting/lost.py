@@ -8,7 +8,7 @@ for it are left out: each by name, in the certificate.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from qtool.artifact import Artifact
+from qtool.artifacts.artifact import Artifact
 from qtool.formats.modelopt import WEIGHTS_ALONE
 
 ACTIVATIONS = "activations"  # the name under which a certificate has them among what is dropped

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from qtool.checkpoint import Checkpoint
+from qtool.checkpoints.checkpoint import Checkpoint
 
 DTYPES = {"float16": "F16", "bfloat16": "BF16", "float32": "F32"}
 DTYPE_NAMES = {code: name for name, code in DTYPES.items()}

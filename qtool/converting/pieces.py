@@ -6,10 +6,10 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from qtool.artifacts.expert_stack import ExpertStack
 from qtool.converting.blocks import BlockMatrix
 from qtool.converting.model import Quantized
 from qtool.dequantize import dequantize as native_dequantize
-from qtool.expert_stack import ExpertStack
 from qtool.scheme import GroupQuant
 
 _AT_ONCE = 1 << 22  # numbers that are float32 in memory

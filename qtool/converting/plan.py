@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from qtool import structure
+from qtool.checkpoints import structure
+from qtool.checkpoints.layer_names import is_head
 from qtool.converting.certificate import Squares
 from qtool.converting.model import DTYPE_NAMES, Model, Tensor
 from qtool.converting.obstacles import ANEW, OFFSETS, ROUNDED, SCALES, Obstacle, refuse
@@ -16,7 +17,6 @@ from qtool.errors import UnsupportedError
 from qtool.formats import FORMATS, Options
 from qtool.formats.safetensors_file import FLOAT_DTYPES, TensorInfo, byte_size
 from qtool.formats.stored_codes import SCALE_DTYPES
-from qtool.layer_names import is_head
 from qtool.runs.progress import Progress
 from qtool.scheme import Scheme
 

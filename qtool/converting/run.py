@@ -3,7 +3,7 @@
 from collections import Counter
 from functools import partial
 
-from qtool.artifact import Artifact
+from qtool.artifacts.artifact import Artifact
 from qtool.converting import card, to_checkpoint, to_gguf
 from qtool.converting.certificate import Certificate, Converted, provenance, source_record
 from qtool.converting.from_artifact import artifact_model

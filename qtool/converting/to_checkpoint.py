@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from qtool import __version__
-from qtool.artifact import Artifact
+from qtool.artifacts.artifact import Artifact
 from qtool.converting import resume
 from qtool.converting.certificate import Rounded, Squares
 from qtool.converting.codes import fitted, relative_error

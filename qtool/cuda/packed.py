@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qtool.artifact import Artifact
+from qtool.artifacts.artifact import Artifact
+from qtool.artifacts.entry import Entry
 from qtool.cuda import float_tasks, more_tasks, tasks
 from qtool.cuda.tasks import Task
-from qtool.entry import Entry
 from qtool.formats import bits, gptq, gptq_zeros
 from qtool.formats import compressed_tensors_read as compressed
 from qtool.formats.stored_codes import one_number

@@ -16,12 +16,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qtool.artifact import Artifact
-from qtool.decoder_names import alone_as, settings_alone
+from qtool.artifacts.artifact import Artifact
+from qtool.checkpoints.decoder_names import alone_as, settings_alone
+from qtool.checkpoints.fused_experts import apart_as
+from qtool.checkpoints.padding import padded_as
 from qtool.diff.sides import CheckpointSide, Item, Side, Stored, flat
 from qtool.formats.gguf_file import GgufFile
 from qtool.formats.gguf_values import Kind
-from qtool.fused_experts import apart_as
 from qtool.gguf.from_gguf import gguf_source
 from qtool.gguf.hf_tensor import HfTensor, floats_of, put_back
 from qtool.gguf.inspect import gguf_models, plain
@@ -31,7 +32,6 @@ from qtool.gguf.source import GgufSource, SourceTensor
 from qtool.gguf.statistics import numbers
 from qtool.gguf.to_hf import HfModel, hf_model
 from qtool.gguf_types import BY_NAME
-from qtool.padding import padded_as
 from qtool.scheme import GroupQuant
 
 

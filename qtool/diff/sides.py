@@ -17,10 +17,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from qtool.artifact import Artifact
+from qtool.artifacts.artifact import Artifact
+from qtool.artifacts.expert_stack import ExpertStack
 from qtool.dequantize import dequantize
 from qtool.errors import UnsupportedError
-from qtool.expert_stack import ExpertStack
 from qtool.formats import safetensors_file as st
 from qtool.printable import sayable
 from qtool.record import without_layers

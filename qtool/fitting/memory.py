@@ -23,7 +23,7 @@ from qtool.planning.estimate import (
     process_bytes,
     reading,
 )
-from qtool.planning.shapes import Block, Setting, Shapes, micro_batch, reads_tables, text_bytes
+from qtool.planning.shapes import Block, Setting, Shapes, micro_batch, table_bytes, text_bytes
 from qtool.recipe.file import Calibration
 
 TOGETHER = 512  # tokens whose way through a block a thread keeps for the way back
@@ -49,7 +49,7 @@ class Fitting:
 def passing(shapes: Shapes, settings: Calibration) -> Shapes:
     """Of the text that is measured."""
     samples, length = settings.samples, settings.length
-    text, tables = text_bytes(settings), reads_tables(settings)
+    text, tables = text_bytes(settings), table_bytes(settings)
     return replace(shapes, tokens=samples * length, length=length, text=text, tables=tables)
 
 

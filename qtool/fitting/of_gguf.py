@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qtool.checkpoint import Checkpoint
+from qtool.checkpoints.checkpoint import Checkpoint
+from qtool.checkpoints.padding import padded
 from qtool.errors import UnsupportedError
 from qtool.fitting.gguf_losses import losses_of, usable_types, weighed
 from qtool.fitting.memory import Fitting, passing
@@ -28,7 +29,6 @@ from qtool.gguf.recipe import GgufRecipe
 from qtool.gguf.source import GgufSource
 from qtool.gguf.weights import gguf_weights
 from qtool.gguf_types import FLOATS, BlockType
-from qtool.padding import padded
 from qtool.planning.handed import handed_on
 from qtool.quality.weights import runnable
 from qtool.recipe.recipe import parse

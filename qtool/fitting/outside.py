@@ -7,9 +7,9 @@ head is quantized by an override alone, which may leave its bits open.
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from qtool.checkpoint import Checkpoint
+from qtool.checkpoints.checkpoint import Checkpoint
+from qtool.checkpoints.layer_names import is_head
 from qtool.fitting.slope import Slope, Slopes
-from qtool.layer_names import is_head
 from qtool.planning import heads
 from qtool.planning.plan import Plan
 from qtool.planning.planned import Planned

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from qtool.checkpoints.names import Binding
 from qtool.cuda.reading import OnDevice, reading_onto
 from qtool.errors import UnsupportedError, UsageError
 from qtool.generating.products import InFloat32, Key, Matrix, Products, key, matrix
 from qtool.memory import memory
-from qtool.names import Binding
 from qtool.quality.engine_inputs import activations
 from qtool.runs.progress import Progress
 from qtool.streaming.device import Device

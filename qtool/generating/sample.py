@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from qtool import structure
+from qtool.checkpoints import structure
 from qtool.errors import SourceError
 from qtool.formats import safetensors_file as st
 from qtool.generating.ready import Ready, check_positions, ready, rows_of

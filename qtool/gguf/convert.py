@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool import __version__
-from qtool.checkpoint import Checkpoint
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.converting import resume
 from qtool.converting.certificate import Certificate, Rounded, Squares
 from qtool.converting.model import DTYPE_NAMES

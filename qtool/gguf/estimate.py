@@ -35,8 +35,8 @@ from qtool.planning.shapes import (
     groups,
     is_last,
     micro_batch,
-    reads_tables,
     slope_bytes,
+    table_bytes,
     text_bytes,
     usable_cores,
     whole_batches,
@@ -153,7 +153,7 @@ def shapes_of(
         guides=measuring.guides,
         fed_back=whole_batches(measuring.feeds_back, calibration.samples, calibration.length),
         text=text_bytes(calibration),
-        tables=reads_tables(calibration),
+        tables=table_bytes(calibration),
         # Models that have such a table share keys and values, of two kinds of attention.
         handed=Handed(columns=4 * kept if given else 0, given=given),
         count=len(inside),

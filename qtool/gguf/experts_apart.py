@@ -6,9 +6,9 @@ feeds experts, router and a shared expert, all that read it are scaled together.
 
 import re
 
-from qtool.checkpoint import Checkpoint
-from qtool.decoder_names import name_alone
-from qtool.fused_experts import apart
+from qtool.checkpoints.checkpoint import Checkpoint
+from qtool.checkpoints.decoder_names import name_alone
+from qtool.checkpoints.fused_experts import apart
 from qtool.gguf.architectures import TABLE, class_named
 from qtool.gguf.architectures.modules import spelled
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from qtool.checkpoint import Checkpoint
-from qtool.decoder_names import name_alone, sees
+from qtool.checkpoints.checkpoint import Checkpoint
+from qtool.checkpoints.decoder_names import name_alone, sees
 from qtool.errors import FormatError, SourceError, UnsupportedError
 from qtool.formats import safetensors_file as st
 from qtool.formats.gguf_values import Kind, Value, array

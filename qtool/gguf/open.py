@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from qtool.checkpoints.padding import KEY, padded
 from qtool.errors import SourceError, UnsupportedError
 from qtool.gguf.inspect import gguf_models
 from qtool.gguf.source import GgufSource
-from qtool.padding import KEY, padded
 
 if TYPE_CHECKING:
     from qtool.gguf.recipe import GgufRecipe
@@ -29,7 +29,7 @@ def open_source(path: Path) -> GgufSource:
         from qtool.gguf.from_gguf import gguf_source
 
         return gguf_source(GgufFile.open(models[0]))
-    from qtool.checkpoint import Checkpoint
+    from qtool.checkpoints.checkpoint import Checkpoint
     from qtool.gguf.from_hf import hf_source
 
     return hf_source(Checkpoint.open(path))
@@ -41,7 +41,7 @@ def open_view(path: Path, recipe: "GgufRecipe", imatrix: Path | None) -> "Rotate
     if not recipe.transforms and recipe.pad_intermediate < 2:
         return None
     _refuse_view(path, recipe, imatrix)
-    from qtool.checkpoint import Checkpoint
+    from qtool.checkpoints.checkpoint import Checkpoint
     from qtool.gguf.experts_apart import experts_apart
     from qtool.transforms.rotated import untied
 

@@ -4,10 +4,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Protocol
 
+from qtool.checkpoints.padding import KEY
 from qtool.gguf.kinds import EMBEDDING_OF_TOKENS, HEAD, ModelFacts
 from qtool.gguf.recipe import GgufRecipe
 from qtool.gguf_types import FLOATS, BlockType
-from qtool.padding import KEY
 from qtool.recipe.consistency import without
 
 _SHOWN = 3  # names in a sentence

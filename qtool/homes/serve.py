@@ -19,7 +19,7 @@ def loads(artifact: Path) -> str | None:
 
         findings = engine_findings(open_source(models[0]), "llama.cpp", 1)
         return None if any(finding.severity == "error" for finding in findings) else "llama.cpp"
-    from qtool.artifact import Artifact
+    from qtool.artifacts.artifact import Artifact
     from qtool.verification.engine_view import view_of
 
     return next(iter(loaders(view_of(Artifact.open(artifact)))), None)

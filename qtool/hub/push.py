@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from qtool import __version__
+from qtool.checkpoints.links import TEMPLATES
 from qtool.errors import QtoolError, SourceError
 from qtool.hub import WANTED, HubModel, is_hub_id, plain_name
 from qtool.hub.failures import explained, first_line, transport_errors
 from qtool.hub.listing import HubFile, Listing, ask
 from qtool.hub.transfer import hasher, is_as_stated
 from qtool.hub.upload import CARD, Upload, prepared
-from qtool.links import TEMPLATES
 from qtool.remote.answers import shown
 from qtool.runs.progress import Progress
 

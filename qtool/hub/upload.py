@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from qtool.checkpoint import Checkpoint
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import SourceError
 from qtool.homes.hub_cache import repository_of
 from qtool.hub.card import joined, parts, with_quality

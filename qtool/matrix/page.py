@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import TypeAdapter, ValidationError
 
 from qtool import __version__
-from qtool.checkpoint import hash_file
+from qtool.checkpoints.checkpoint import hash_file
 from qtool.matrix.cells import Cell
 from qtool.matrix.state import REPORT, Entry, State
 from qtool.report.facts import Quality

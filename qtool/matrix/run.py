@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qtool import __version__
-from qtool.checkpoint import Checkpoint, hash_file
+from qtool.checkpoints.checkpoint import Checkpoint, hash_file
 from qtool.errors import QtoolError, UnsupportedError
 from qtool.gguf.open import is_gguf
 from qtool.gguf.recipe import GgufRecipe

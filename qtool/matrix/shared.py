@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from qtool.calibrating.stats_file import StatsFile
-from qtool.checkpoint import Checkpoint
+from qtool.checkpoints.checkpoint import Checkpoint, hash_file
+from qtool.checkpoints.fused_experts import apart
 from qtool.errors import QtoolError, UnsupportedError
-from qtool.fused_experts import apart
 from qtool.gguf.imatrix import read_importance
 from qtool.gguf.open import is_gguf
 from qtool.gguf.recipe import GgufRecipe
@@ -26,9 +26,9 @@ from qtool.runs.progress import Progress
 from qtool.runs.staging import free_bytes
 from qtool.streaming.device import Device
 from qtool.texts.calibration import calibration_tokens
-from qtool.texts.chats import Chat
 from qtool.texts.mixture import mixture
-from qtool.texts.source import load_text
+from qtool.texts.source import default_text, load_text
+from qtool.texts.stored import kind_of
 
 IMATRIX = "imatrix.gguf"  # a name that the artifacts record
 
@@ -68,10 +68,11 @@ def text_digest(settings: Calibration, source: Path, progress: Progress) -> str:
     for own, count in zip(of.parts, of.counts(settings.samples), strict=True):
         if of.name:
             found.update(f"\0{count}".encode())
-        for piece in load_text(own.source).pieces():
-            found.update(b"\0")
-            for part in (str(piece),) if isinstance(piece, Chat) else piece:
-                found.update(part.encode())
+        texts = load_text(own.source)
+        if texts.path is None:
+            found.update(b"\0" + default_text().encode())
+        else:  # as it lies there: all of a long text takes long to read
+            found.update(f"\0{kind_of(texts.path)} {hash_file(texts.path)}".encode())
     return found.hexdigest()
 
 

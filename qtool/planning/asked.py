@@ -134,7 +134,7 @@ def _planned(
     asked: Asked, recipe: Recipe, folder: Path, shard_bytes: int
 ) -> tuple[Plan, Mapping[str, Any]]:
     """And the model's config."""
-    from qtool.checkpoint import Checkpoint
+    from qtool.checkpoints.checkpoint import Checkpoint
     from qtool.planning.experts import as_quantized
     from qtool.planning.plan import make_plan
 

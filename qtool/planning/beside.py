@@ -3,9 +3,9 @@ config.json or a tokenizer of another, tensors that are missing."""
 
 from dataclasses import replace
 
-from qtool.checkpoint import Checkpoint
+from qtool.checkpoints.checkpoint import Checkpoint
+from qtool.checkpoints.layer_names import experts_of, is_head
 from qtool.errors import QtoolError, UnsupportedError
-from qtool.layer_names import experts_of, is_head
 
 _ADAPTER = "adapter_config.json"  # peft's
 _ADAPTER_WEIGHTS = "adapter_model"
@@ -28,7 +28,7 @@ def refuse_adapter(checkpoint: Checkpoint) -> None:
 def refuse_other_config(checkpoint: Checkpoint) -> None:
     """UnsupportedError where tensors of a known architecture have other shapes than config.json
     says: no engine would load what is made of them."""
-    from qtool.artifact import Artifact
+    from qtool.artifacts.artifact import Artifact
     from qtool.verification.by_table import other_shapes, row_of
     from qtool.verification.subject import subject_of
 
@@ -53,7 +53,7 @@ def refuse_other_config(checkpoint: Checkpoint) -> None:
 def check_whole(checkpoint: Checkpoint) -> list[str]:
     """UnsupportedError where tensors are sure to be missing; or what seems to be wrong: blocks that
     are not there or lack what others have, no head, a tokenizer of another model."""
-    from qtool.artifact import Artifact
+    from qtool.artifacts.artifact import Artifact
     from qtool.verification.subject import subject_of
     from qtool.verification.tensors import lacking
     from qtool.verification.tokens import of_another_model

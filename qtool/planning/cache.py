@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from qtool.checkpoints.structure import Role, text_config
 from qtool.errors import UnsupportedError
 from qtool.formats.safetensors_file import TensorSpec
-from qtool.structure import Role, text_config
 
 # What makes keys, alone or together with queries and values.
 _KEYS = ("k_proj", "qkv_proj", "query_key_value", "Wqkv", "W_pack", "c_attn", "wqkv", "qkv")

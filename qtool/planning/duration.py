@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from qtool.layer_names import is_head
+from qtool.checkpoints.layer_names import is_head
 from qtool.planning.shapes import Setting, Shapes, groups, is_last
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def seconds(
     setting: Setting,
 ) -> float:
     """How long a run over `tensors`, with these shapes, takes. active: as shapes_of has it."""
-    from qtool import structure
+    from qtool.checkpoints import structure
 
     cores = setting.threads
     written = sum(tensor.nbytes for tensor in tensors)

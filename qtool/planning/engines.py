@@ -7,12 +7,12 @@ same rules (qtool/verification/engine_rules.py) for one engine and a number of G
 from collections import Counter
 from collections.abc import Sequence
 
+from qtool.checkpoints.structure import FUSED_EXPERTS, expert_of
 from qtool.formats import FORMATS
 from qtool.formats.facts import Facts
 from qtool.planning.fit import format_options
 from qtool.planning.planned import Planned
 from qtool.recipe.recipe import Recipe
-from qtool.structure import FUSED_EXPERTS, expert_of
 from qtool.verification.engine_head import length_refused
 from qtool.verification.engine_kernels import MARLIN_IN, MARLIN_OUT, fits_marlin
 from qtool.verification.engine_schemes import Pair, other_block, otherwise, pair_of, refused

@@ -17,7 +17,6 @@ from qtool.planning.shapes import ROWS_AT_ONCE, Block, Input, Setting, Shapes, g
 # Resident bytes of the process before any tensor is read.
 PLAIN_PROCESS_BYTES = 55_000_000
 TORCH_PROCESS_BYTES = 461_000_000
-PYARROW_BYTES = 60_000_000  # which stays, once it has read a text
 PROVING_PROCESS_BYTES = 395_000_000  # torch and transformers, but no calibration text
 # What is kept of each byte of a calibration text while its samples are not chosen yet: 4 bytes of a
 # token, which has 4 or more bytes of English, and between 2 and 3 of a mixture of languages.
@@ -96,7 +95,7 @@ def peak(shapes: Shapes, setting: Setting) -> Peak:
 
 def process_bytes(shapes: Shapes) -> int:
     """Of a process that calibrates, before it reads a tensor."""
-    return TORCH_PROCESS_BYTES + PYARROW_BYTES * shapes.tables
+    return TORCH_PROCESS_BYTES + shapes.tables
 
 
 def encoding(shapes: Shapes) -> Peak:

@@ -1,11 +1,11 @@
 """The checkpoint as a recipe has it: intermediate widths padded, and fused experts apart where it
 quantizes a matrix of them."""
 
-from qtool import structure
-from qtool.checkpoint import Checkpoint
-from qtool.fused_experts import apart
-from qtool.layer_names import experts_of
-from qtool.padding import padded
+from qtool.checkpoints import structure
+from qtool.checkpoints.checkpoint import Checkpoint
+from qtool.checkpoints.fused_experts import apart
+from qtool.checkpoints.layer_names import experts_of
+from qtool.checkpoints.padding import padded
 from qtool.planning.fit import Action, fit, override, recipe_scheme
 from qtool.recipe.recipe import Recipe
 from qtool.scheme import Dense, Scheme

@@ -11,12 +11,12 @@ from dataclasses import replace
 from fnmatch import translate
 from math import gcd, prod
 
-from qtool import structure
+from qtool.checkpoints import structure
+from qtool.checkpoints.padding import KEY, shape_padded
 from qtool.errors import FormatError, UnsupportedError
 from qtool.formats import FORMATS
 from qtool.formats.facts import Options
 from qtool.formats.safetensors_file import TensorInfo
-from qtool.padding import KEY, shape_padded
 from qtool.planning import heads
 from qtool.recipe.recipe import Recipe, patched
 from qtool.scheme import Dense, Dropped, Scheme

@@ -30,7 +30,7 @@ ALONE = Handed()
 
 def handed_on(config: Mapping[str, Any], length: int) -> Handed:
     """Of a model, for texts of this length."""
-    from qtool.structure import text_config  # not where only the constants are wanted
+    from qtool.checkpoints.structure import text_config  # not where only the constants are wanted
 
     text = text_config(config)
 

@@ -5,13 +5,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from qtool.checkpoints.layer_names import is_head
+from qtool.checkpoints.structure import outside_reason, text_config
 from qtool.errors import UnsupportedError
 from qtool.formats.mlx_models import plain_head
-from qtool.layer_names import is_head
 from qtool.recipe.recipe import Recipe
 from qtool.recipe.weights import mlx_affine
 from qtool.scheme import Dense, Dropped, Scheme
-from qtool.structure import outside_reason, text_config
 
 HEAD = Dense("output head")
 EMBEDDING = Dense("embedding")

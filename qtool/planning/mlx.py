@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from qtool.checkpoint import Checkpoint
+from qtool.checkpoints.checkpoint import Checkpoint
+from qtool.checkpoints.structure import expert_of
 from qtool.errors import UnsupportedError
 from qtool.formats.mlx_experts import STACKED, stack_of
 from qtool.formats.mlx_models import refused, takes_experts
@@ -12,7 +13,6 @@ from qtool.planning.fit import Action
 from qtool.planning.planned import Planned
 from qtool.recipe.recipe import Recipe
 from qtool.scheme import Dense, Scheme
-from qtool.structure import expert_of
 
 
 def stacks(format_: str, config: Mapping[str, Any]) -> StackOf | None:

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
-from qtool import padding, structure
-from qtool.checkpoint import Checkpoint
+from qtool.checkpoints import padding, structure
+from qtool.checkpoints.checkpoint import Checkpoint
+from qtool.checkpoints.structure import BlockStack
 from qtool.errors import SourceError, UnsupportedError
 from qtool.formats import FORMATS
 from qtool.formats.facts import Options
@@ -40,7 +41,6 @@ from qtool.planning.planned import Planned
 from qtool.recipe.recipe import Recipe
 from qtool.remarks import told_apart
 from qtool.scheme import Dense, Dropped, Scheme
-from qtool.structure import BlockStack
 
 __all__ = ["BlockStack", "Plan", "format_options", "make_plan"]
 

@@ -10,8 +10,8 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qtool.decoder_names import sees
-from qtool.errors import SourceError
+from qtool.checkpoints.decoder_names import sees
+from qtool.errors import QtoolError, SourceError
 from qtool.planning.handed import ALONE, PER_LAYER, Handed
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ MICRO_BATCH_TOKENS = 1024  # as qtool.streaming.skeleton has it, which needs tor
 GRAM_BYTES = 4 << 30
 
 SHORT_TOKEN = 2  # bytes of a text that a token has at least, as a rule
+PYARROW_BYTES, COPIES_OF_A_PAGE = 60_000_000, 3
 UNPACKED = 8  # bytes of a text in one of a compressed file, likewise at most
 
 # Weights of the output head that a thread rounds at once.
@@ -85,15 +86,24 @@ def text_bytes(text: "Calibration") -> int:
     return min(max(sizes, default=0), most)
 
 
-def reads_tables(text: "Calibration") -> bool:
-    """Whether a text is Parquet by its name, so that what reads it is in memory, too."""
+def table_bytes(text: "Calibration") -> int:
+    """What reading Parquet takes, which a text is by its name: pyarrow, which stays, and the
+    largest page of a file that is here."""
     from qtool.texts.mixture import mixture
     from qtool.texts.stored import PARQUET, kind_of
 
     try:
-        return any(kind_of(part.source or "") == PARQUET for part in mixture(text.source).parts)
-    except (SourceError, OSError):
-        return False
+        named = [Path(part.source or "") for part in mixture(text.source).parts]
+        found = [path for path in named if kind_of(path) == PARQUET]
+        return PYARROW_BYTES + COPIES_OF_A_PAGE * max(map(_page, found)) if found else 0
+    except (QtoolError, OSError):
+        return 0
+
+
+def _page(path: Path) -> int:
+    from qtool.texts.parquet import largest_page
+
+    return largest_page(path) if path.is_file() else 0
 
 
 def gram_sum_bytes(width: int) -> int:
@@ -146,7 +156,7 @@ class Shapes:
     fed_back: int = 0  # tokens whose slopes say how rows make up for each other
     light: bool = False  # whether kernels read back what was rounded
     text: int = 0  # bytes of the text to calibrate on
-    tables: bool = False  # whether it is read by pyarrow
+    tables: int = 0  # bytes that it takes to read them, where it is Parquet
     rotates: bool = False
     turned: tuple[int, ...] = ()  # bytes of each tensor of no block, in float32 and as it is stored
     handed: Handed = ALONE
@@ -208,7 +218,7 @@ def shapes_of(
     handed: Handed = ALONE,
 ) -> Shapes:
     """What counts of a plan. active: the share of a block's experts that a token visits."""
-    from qtool import structure  # not where only the constants above are wanted
+    from qtool.checkpoints import structure  # not where only the constants above are wanted
 
     inside: dict[int, list[Planned]] = defaultdict(list)
     outside = vocabulary = quantized = largest = hidden = head = longest = stored = 0
@@ -289,7 +299,7 @@ def shapes_of(
         fed_back=whole_batches(recipe.feeds_back, settings.samples, settings.length),
         light=not floats and not recipe.reorders_groups,
         text=text_bytes(settings),
-        tables=reads_tables(settings),
+        tables=table_bytes(settings),
         rotates=recipe.rotates,
         turned=tuple(sorted(turned, reverse=True)),
         handed=handed,

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from qtool.checkpoint import Checkpoint
+from qtool.checkpoints.checkpoint import Checkpoint
+from qtool.checkpoints.layer_names import FUSED
 from qtool.formats.safetensors_file import to_float32
-from qtool.layer_names import FUSED
 from qtool.planning.plan import Plan
 from qtool.planning.planned import Planned
 

@@ -10,10 +10,10 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase, translate
 
-from qtool import structure
-from qtool.checkpoint import Checkpoint
+from qtool.checkpoints import structure
+from qtool.checkpoints.checkpoint import Checkpoint
+from qtool.checkpoints.fused_experts import fused_layers
 from qtool.errors import UnsupportedError
-from qtool.fused_experts import fused_layers
 from qtool.planning.planned import Planned
 from qtool.recipe.recipe import Recipe
 from qtool.scheme import Dropped

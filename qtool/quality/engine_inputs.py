@@ -19,7 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from qtool.artifact import Artifact
+from qtool.artifacts.artifact import Artifact
+from qtool.artifacts.stored_config import quantization_config
 from qtool.errors import FormatError
 from qtool.formats.bitsandbytes import threshold_of
 from qtool.gguf.weights import GgufWeights
@@ -30,7 +31,6 @@ from qtool.quality.input_arguments import input_arguments, input_scale
 from qtool.quality.rounded_inputs import Activations, Kept
 from qtool.quality.weights import ArtifactWeights
 from qtool.scheme import Scheme
-from qtool.stored_config import quantization_config
 from qtool.streaming.weights import Weights
 
 _KEYS = re.compile(r"\.(\d+)\.(?:.*\.)?k_proj\.")

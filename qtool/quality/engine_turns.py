@@ -3,15 +3,15 @@
 from collections.abc import Mapping
 from typing import TypeVar
 
-from qtool.artifact import Artifact
+from qtool.artifacts.artifact import Artifact
+from qtool.artifacts.stored_config import quantization_config
+from qtool.checkpoints.layer_names import number_of
+from qtool.checkpoints.structure import find_blocks, outside_reason
 from qtool.errors import UnsupportedError
 from qtool.formats.compressed_tensors_transforms import KEY, Turn, turns
 from qtool.formats.safetensors_header import TensorInfo
-from qtool.layer_names import number_of
 from qtool.planning.cache import attention_of
-from qtool.stored_config import quantization_config
 from qtool.streaming.online import Online
-from qtool.structure import find_blocks, outside_reason
 
 T = TypeVar("T", int, str)
 _TIED = "lm_head"  # has no tensor of its own

@@ -22,14 +22,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qtool import structure
-from qtool.checkpoint import Checkpoint
+from qtool.checkpoints import structure
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import QtoolError, SourceError, UsageError
 from qtool.formats.gguf_file import GgufFile
 from qtool.gguf.architectures import TABLE
 from qtool.gguf.importance import bos_of, first_token
 from qtool.gguf.open import is_gguf, open_source
 from qtool.gguf.tokenizers import tokenizer_metadata
+from qtool.hub import is_hub_id
 from qtool.quality import metrics
 from qtool.quality.engine_inputs import activations
 from qtool.quality.forward import Forward, forward
@@ -38,6 +39,7 @@ from qtool.quality.weights import open_weights, say_damaged_record
 from qtool.runs.progress import Progress
 from qtool.streaming.skeleton import Skeleton
 from qtool.streaming.weights import Weights
+from qtool.texts.datasets import named
 from qtool.texts.encoding import filled
 from qtool.texts.source import read_text
 from qtool.texts.stored import is_plain
@@ -99,12 +101,15 @@ def check_protocol(protocol: Protocol) -> None:
     if text.is_dir():
         raise SourceError(f"{text}: a folder; name a text file")
     if not text.is_file():
-        raise SourceError(f"{text}: no such text file")
+        hint = "; of a hub dataset name a file, owner/name:FILE" if is_hub_id(str(text)) else ""
+        raise SourceError(f"{text}: no such text file{hint}")
     if text.suffix.lower() in (".yaml", ".yml"):
         raise SourceError(f"{text}: YAML, which names several texts for --calibration; name one")
     # No token is less than a byte, but for what is put in front.
     size, count = text.stat().st_size, protocol.windows or 1
-    if is_plain(text) and size + _IN_FRONT < count * protocol.length:
+    if not is_plain(text):
+        size = len(filled("", read_text(text), count * protocol.length).encode())
+    if size + _IN_FRONT < count * protocol.length:
         many = "a window" if count == 1 else f"{count} windows"
         raise SourceError(
             f"{text}: {size:,} bytes, too few for {many} of {protocol.length} tokens; give a "
@@ -206,7 +211,7 @@ def _where(tokens: NDArray[np.int64], protocol: Protocol, run: Forward) -> dict[
         "tokens": windows * len(protocol.positions),
         "protocol": {
             "name": protocol.name,
-            "text": protocol.text.name,
+            "text": named(protocol.text),
             "windows": windows,
             "length": length,
             **run.rounded.json(),

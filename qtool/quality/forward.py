@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 
 from qtool.calibrating.placed import Calls, ahead, passed
-from qtool.checkpoint import Checkpoint
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.cuda.reading import reading_onto
 from qtool.errors import SourceError
 from qtool.quality.rounded_inputs import Activations

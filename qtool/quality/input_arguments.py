@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from qtool.artifact import Artifact
+from qtool.artifacts.artifact import Artifact
 from qtool.formats.compressed_tensors_config import group_of
 from qtool.formats.modelopt import WEIGHTS_ALONE
 from qtool.scheme import Scheme

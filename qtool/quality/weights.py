@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qtool.artifact import Artifact
-from qtool.checkpoint import Checkpoint
+from qtool.artifacts.artifact import Artifact
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.dequantize import dequantize
 from qtool.errors import UnsupportedError
 from qtool.formats.safetensors_header import TensorInfo

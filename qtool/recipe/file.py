@@ -58,7 +58,7 @@ class NamedTable(Table):
 AnyTable = TypeVar("AnyTable", bound=Table)
 
 
-# Of both kinds of recipe; see qtool.padding.
+# Of both kinds of recipe; see qtool.checkpoints.padding.
 PAD: Any = Field(
     default=0,
     ge=0,

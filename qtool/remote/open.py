@@ -16,8 +16,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, TypeVar
 
-from qtool.artifact import Artifact
-from qtool.checkpoint import Checkpoint, read_index
+from qtool.artifacts.artifact import Artifact
+from qtool.checkpoints.checkpoint import Checkpoint, read_index
 from qtool.errors import FormatError, QtoolError, SourceError
 from qtool.formats import safetensors_header
 from qtool.formats.gguf_cursor import READ_AHEAD

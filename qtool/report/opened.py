@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from qtool.artifact import Artifact
+from qtool.artifacts.artifact import Artifact
 from qtool.formats.gguf_file import GgufFile
 from qtool.gguf.inspect import GgufInspection
 from qtool.gguf.open import is_gguf, open_source

@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from qtool.artifact import Artifact
+from qtool.artifacts.artifact import Artifact
 from qtool.engine_commands import COMMANDS
 from qtool.gguf.inspect import GgufInspection
 from qtool.gguf.source import GgufSource

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from qtool.artifact import Artifact
+from qtool.artifacts.artifact import Artifact
 from qtool.errors import QtoolError
 from qtool.formats.float_codes import TABLES
 from qtool.formats.gguf_codes import CODES, block_scales, code_counts

@@ -6,9 +6,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from qtool.checkpoint import Checkpoint
+from qtool.checkpoints.checkpoint import Checkpoint
+from qtool.checkpoints.fused_experts import apart
 from qtool.errors import SourceError, UnsupportedError
-from qtool.fused_experts import apart
 from qtool.gguf.open import is_gguf
 from qtool.recipe.file import said_of
 from qtool.recipe.recipe import Calibration, Recipe, parse

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool import methods
-from qtool.checkpoint import Checkpoint
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.dequantize import dequantize
 from qtool.formats.safetensors_file import to_float32
 from qtool.methods import rtn

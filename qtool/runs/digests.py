@@ -10,7 +10,7 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from qtool.checkpoint import hash_file
+from qtool.checkpoints.checkpoint import hash_file
 from qtool.formats.safetensors_header import read_json
 from qtool.record import CARD, FILE_NAME, FILES
 

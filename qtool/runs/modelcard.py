@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from qtool import __version__, hub
-from qtool.checkpoint import Checkpoint
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.engine_commands import COMMANDS
 from qtool.hub import card
 from qtool.numbered import by_kind

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from qtool import methods, padding, structure
-from qtool.checkpoint import Checkpoint
+from qtool import methods
+from qtool.checkpoints import padding, structure
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.dequantize import dequantize
 from qtool.methods import rtn
 from qtool.planning.engines import ROUNDED_SCALES

@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from qtool.checkpoints.structure import expert_of, text_config
 from qtool.errors import UnsupportedError
 from qtool.formats import FORMATS
 from qtool.planning.cache import attention_of
 from qtool.planning.fit import format_options
 from qtool.planning.plan import Plan
 from qtool.runs.sink import Turned, artifact_facts
-from qtool.structure import expert_of, text_config
 from qtool.verification.engine_view import EngineView, ends_mlp, view_of_plan
 
 _SMALLEST = 8  # of the rotations of transforms/online.py, which finds them in the forward pass

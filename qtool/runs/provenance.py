@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from qtool import __version__, hub
-from qtool.checkpoint import Checkpoint
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.formats.safetensors_header import read_json
 from qtool.recipe.portable import portable
 from qtool.recipe.recipe import Recipe

@@ -107,7 +107,7 @@ def _to_safetensors(recipe: Recipe, asked: Asked, progress: Progress) -> Summary
     if not is_gguf(source):
         refuse(recipe, f"does not read {source} as GGUF", {"--requantize": asked.requantize})
         return made_of(source)
-    from qtool.checkpoint import Checkpoint
+    from qtool.checkpoints.checkpoint import Checkpoint
     from qtool.gguf.checkpoint_headers import checkpoint_headers
     from qtool.gguf.convert import checkpoint_folder
     from qtool.planning.experts import as_quantized

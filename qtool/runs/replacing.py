@@ -109,7 +109,7 @@ def _check_inputs(out: Path, inputs: Sequence[Path]) -> None:
 
 def _foreign(folder: Path) -> list[str]:
     """What is in it that no artifact has: names relative to it, sorted."""
-    from qtool.checkpoint import SIDE_PATTERNS
+    from qtool.checkpoints.checkpoint import SIDE_PATTERNS
 
     patterns = [*SIDE_PATTERNS, *(["*.py"] if _has_own_code(folder) else [])]
     known = {path for pattern in patterns for path in folder.glob(pattern)}

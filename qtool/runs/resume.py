@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from qtool.checkpoint import Checkpoint
-from qtool.padding import in_view
+from qtool.checkpoints.checkpoint import Checkpoint
+from qtool.checkpoints.padding import in_view
 from qtool.planning.plan import Plan
 from qtool.runs import program, provenance
 from qtool.runs.differences import DEVICE, LAYOUT, SHARDS

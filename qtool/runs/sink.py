@@ -12,7 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool import __version__
-from qtool.checkpoint import Checkpoint
+from qtool.artifacts.stored_config import plain_config
+from qtool.checkpoints.checkpoint import Checkpoint
+from qtool.checkpoints.structure import FUSED_EXPERTS, fused_layer
 from qtool.errors import SourceError
 from qtool.formats import FORMATS
 from qtool.formats.facts import Facts, in_config
@@ -28,8 +30,6 @@ from qtool.planning.planned import Planned
 from qtool.record import FILE_NAME
 from qtool.runs.staging import clear_beside
 from qtool.scheme import Dense, GroupQuant, Scheme
-from qtool.stored_config import plain_config
-from qtool.structure import FUSED_EXPERTS, fused_layer
 
 _CHECKED_AT_ONCE = 1 << 20  # elements
 

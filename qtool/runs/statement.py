@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from qtool import __version__, hub
-from qtool.checkpoint import hash_file
+from qtool.checkpoints.checkpoint import hash_file
 from qtool.formats.safetensors_header import read_json
 from qtool.gguf.open import is_gguf
 from qtool.runs import provenance

@@ -14,12 +14,12 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 
-from qtool import structure
+from qtool.checkpoints import structure
+from qtool.checkpoints.names import Names
+from qtool.checkpoints.padding import in_view
+from qtool.checkpoints.structure import OTHER_TOWERS
 from qtool.errors import SourceError, UnsupportedError
-from qtool.names import Names
-from qtool.padding import in_view
 from qtool.streaming.weights import Weights
-from qtool.structure import OTHER_TOWERS
 
 # What model classes raise when the numbers in a config do not go together.
 REFUSALS = (

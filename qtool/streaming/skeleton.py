@@ -26,8 +26,8 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from qtool.checkpoints.names import Binding, Names, bind
 from qtool.errors import QtoolError, SourceError, UnsupportedError
-from qtool.names import Binding, Names, bind
 from qtool.streaming.arguments import Arguments
 from qtool.streaming.handed_on import layout_of, mark_common
 from qtool.streaming.hidden import OnDisk

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from qtool.checkpoints.names import Binding
 from qtool.errors import NoGradientError, UnsupportedError
-from qtool.names import Binding
 from qtool.streaming.layout import Layout
 from qtool.streaming.online import Online
 

@@ -92,6 +92,8 @@ def calibration_tokens(
     chosen, name = [], ""
     for part, count in zip(of.parts, of.counts(settings.samples), strict=True):
         own = load_text(part.source)
+        if progress is not None and part.source and own.name not in ("file", part.source, TOPICS):
+            progress.say(f"note: {part.source}: its texts are those of {own.name}")
         where = f"the calibration text ({part.source or TOPICS})"
         # Ids of all of a text are there no longer than this.
         ids = _ids_of(own, model, most_read(count * settings.length), progress)
@@ -206,6 +208,8 @@ def chunks(
 ) -> NDArray[np.int64]:
     """`samples` of the consecutive chunks of `length` ids, in order: [samples, length]."""
     n = len(ids) // length
+    if not len(ids):
+        raise SourceError(f"{where} is empty, or has no tokens; give another one")
     if n < samples:
         raise TooShortError(
             f"{where} has {len(ids)} tokens, enough for {n} samples of {length}, but {samples} "

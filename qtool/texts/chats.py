@@ -58,7 +58,8 @@ def chat_of(record: Any, where: str) -> Chat | None:
         return None
     given, kwargs = record[name], record.get("chat_template_kwargs")
     if not isinstance(given, list) or not given:
-        raise SourceError(f"{where}: `{name}` is not a list of one message or more")
+        found = "; it is a string: write it as JSON itself" if isinstance(given, str) else ""
+        raise SourceError(f"{where}: `{name}` is not a list of one message or more{found}")
     if kwargs is not None and not isinstance(kwargs, dict):
         raise SourceError(f"{where}: `chat_template_kwargs` is not an object")
     messages = [_message(one, f"{where}: message {n}") for n, one in enumerate(given, 1)]

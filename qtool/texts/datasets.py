@@ -1,70 +1,84 @@
 """Files of hub datasets that hold texts: which one, and where it lies."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
 from pathlib import Path
-from typing import cast
 
 from qtool.errors import SourceError, UnsupportedError
+from qtool.hub import HubModel
 from qtool.texts.stored import JSON, PARQUET, TABLES, check_readable, kind_of
 
-_TEXT = (".txt", ".text", ".md")
-# Kinds of files, the first that there are first: of .json many are settings.
-_KINDS = ((*_TEXT, ".jsonl", ".ndjson"), (*TABLES,), (PARQUET,), JSON)
-_NO_TEXT = ("readme", "license")
+# Kinds of files, the first that there are first: records, texts, and JSON, which may be settings.
+_RECORDS = (*(kind for kind in JSON if kind != ".json"), PARQUET, *TABLES)
+_KINDS = (_RECORDS, (".txt", ".text", ".md"), (".json",))
+_NO_TEXT = ("readme", "license", "dataset_info", "state.json", "config", "trainer_state", ".")
+_TRAIN = re.compile(r"(?i)(?<![a-z])train(?![a-z])")
+_CACHED = re.compile(r"(?:^|/)datasets--(.+?)--([^/]+)/snapshots/[^/]+/(.+)$")
 
 
 def choose(dataset: str) -> str:
     """The file of texts of a dataset: of several, the first that says `train`, if any."""
-    from huggingface_hub import HfApi
-
-    repository, _, revision = dataset.partition("@")
-    with _failures(dataset):
-        names = HfApi().list_repo_files(repository, repo_type="dataset", revision=revision or None)
-    own = sorted(name for name in names if not Path(name).name.lower().startswith(_NO_TEXT))
+    names = _names(dataset)
+    own = [name for name in names if not Path(name).name.lower().startswith(_NO_TEXT)]
     usable = [name for kinds in _KINDS for name in own if kind_of(name) in kinds]
     if usable:
-        return next((name for name in usable if "train" in name.lower()), usable[0])
+        return next((name for name in usable if _TRAIN.search(name)), usable[0])
     raise UnsupportedError(
-        f"{_named(dataset)} has no file of texts: text, JSONL, CSV or Parquet (it has "
-        f"{', '.join(sorted(names)[:4])}); save its text as a file and name that"
+        f"{_shown(dataset)} has no file of texts: text, JSON, CSV or Parquet (it has "
+        f"{', '.join(names[:4])}); save its texts as such a file and name that"
     )
 
 
 def download(dataset: str, file: str) -> Path:
     """A file of a dataset, through the hub's cache."""
-    from huggingface_hub import hf_hub_download
+    from huggingface_hub import errors, hf_hub_download
 
     check_readable(file)
     repository, _, revision = dataset.partition("@")
-    with _failures(dataset, file):
-        return Path(
-            hf_hub_download(repository, file, repo_type="dataset", revision=revision or None)
+    with _explained(dataset):
+        try:
+            return Path(
+                hf_hub_download(repository, file, repo_type="dataset", revision=revision or None)
+            )
+        except errors.EntryNotFoundError as error:
+            if isinstance(error, errors.LocalEntryNotFoundError):
+                raise
+            names = _names(dataset)
+            near = [name for name in names if name.startswith(file.partition("*")[0])]
+            near = near[:3] or get_close_matches(file, names, 3, 0.5) or names[:3]
+            raise SourceError(
+                f"{_shown(dataset)} has no file {file!r}; name one, such as {', '.join(near)}"
+            ) from None
+
+
+def named(path: Path) -> str:
+    """What a text is called: owner/name:FILE of a dataset in the hub's cache, else the file's
+    name."""
+    found = _CACHED.search(path.as_posix())
+    return path.name if found is None else f"{found[1]}/{found[2]}:{found[3]}"
+
+
+def _names(dataset: str) -> list[str]:
+    from huggingface_hub import HfApi
+
+    repository, _, revision = dataset.partition("@")
+    with _explained(dataset):
+        return sorted(
+            HfApi().list_repo_files(repository, repo_type="dataset", revision=revision or None)
         )
 
 
 @contextmanager
-def _failures(dataset: str, file: str = "") -> Iterator[None]:
+def _explained(dataset: str) -> Iterator[None]:
     """Within, what the hub says becomes a SourceError."""
-    from huggingface_hub import errors as hub_errors
+    from qtool.hub.failures import explained
 
-    where = _named(dataset)
-    transport = cast("tuple[type[Exception], ...]", hub_errors.HfHubHTTPError.__bases__)
-    try:
+    repository, _, revision = dataset.partition("@")
+    with explained(HubModel(f"datasets/{repository}", revision or "main"), _shown(dataset)):
         yield
-    except (hub_errors.RepositoryNotFoundError, hub_errors.HFValidationError):
-        raise SourceError(f"{where} does not exist, or is private; check the spelling") from None
-    except hub_errors.EntryNotFoundError as error:
-        reason = (
-            "cannot be reached, and the cache has no copy; check the network and HF_HUB_OFFLINE"
-            if isinstance(error, hub_errors.LocalEntryNotFoundError)
-            else f"has no file {file!r}"
-        )
-        raise SourceError(f"{where} {reason}") from None
-    except transport as error:
-        said = (str(error).splitlines() or [type(error).__name__])[0]
-        raise SourceError(f"{where} cannot be downloaded: {said}") from None
 
 
-def _named(dataset: str) -> str:
+def _shown(dataset: str) -> str:
     return f"{dataset}: dataset on the hub (there is no such file here)"

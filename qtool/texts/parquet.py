@@ -6,11 +6,12 @@ from typing import Any
 
 from qtool.errors import SourceError
 from qtool.texts.chats import COLUMNS, PAIR
-from qtool.texts.records import TEXT, Record, has_columns
+from qtool.texts.records import TEXT, Record, check_columns
 from qtool.texts.stored import module
 
-_ROWS = 256  # that are read together
+_ROWS, _BYTES = 256, 1 << 23  # that are read together, at most
 _BUFFER = 1 << 20  # bytes of a column of a file that are read together: its parts may be large
+_ROWS_OF_A_PAGE = 1024  # after which writers look at how long it is; a page is read as a whole
 
 
 def rows(path: Path, read: Callable[[int], object]) -> Iterator[Record]:
@@ -20,24 +21,60 @@ def rows(path: Path, read: Callable[[int], object]) -> Iterator[Record]:
     done, size = 0, path.stat().st_size
     try:
         with parquet.ParquetFile(path, buffer_size=_BUFFER, pre_buffer=False) as file:
-            names = file.schema_arrow.names
-            if not has_columns(names):
-                raise SourceError(
-                    f"{path}: expected a column named text (or prompt and completion), messages or "
-                    f"conversations, once; found {', '.join(names)[:80]}"
-                )
-            columns = [name for name in names if name in (TEXT, *PAIR, *COLUMNS)]
-            number, rows = 0, max(file.metadata.num_rows, 1)
-            for batch in file.iter_batches(_ROWS, columns=columns, use_threads=False):
+            check_columns(path, file.schema_arrow.names, chats=True)
+            columns, metadata, number = _columns(file), file.metadata, 0
+            count = max(metadata.num_rows, 1)
+            together = min(_ROWS, _BYTES * count // max(sum(_chunks(metadata, columns)), 1))
+            for batch in file.iter_batches(max(1, together), columns=columns, use_threads=False):
                 for record in batch.to_pylist():
                     number += 1
                     if there := _without_nulls(record):
                         yield f"{path}: row {number}", there
-                read(size * number // rows - done)
-                done = size * number // rows
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+                read(size * number // count - done)
+                done = size * number // count
+    # ValueError and OverflowError: of values that Python has not.
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
         said = (str(error).splitlines() or [type(error).__name__])[0]
-        raise SourceError(f"{path}: not Parquet, or damaged ({said[:200]})") from None
+        raise SourceError(
+            f"{path}: cannot be read as Parquet ({said[:200]}); fetch it again, or save its texts "
+            "as JSONL"
+        ) from None
+
+
+def largest_page(path: Path) -> int:
+    """Bytes of a page of those that are read, as far as the file's metadata tells; 0 of none that
+    can be read."""
+    pyarrow, parquet = module("pyarrow", path), module("pyarrow.parquet", path)
+    try:
+        with parquet.ParquetFile(path) as file:
+            metadata = file.metadata
+            every = [
+                min(1.0, _ROWS_OF_A_PAGE / max(metadata.row_group(number).num_rows, 1))
+                for number in range(metadata.num_row_groups)
+            ]
+            chunks = _chunks(metadata, _columns(file), largest=True)
+            return int(max((a * b for a, b in zip(every, chunks, strict=True)), default=0))
+    except (pyarrow.ArrowException, OSError, ValueError):
+        return 0
+
+
+def _columns(file: Any) -> list[str]:
+    return [name for name in file.schema_arrow.names if name in (TEXT, *PAIR, *COLUMNS)]
+
+
+def _chunks(metadata: Any, columns: list[str], largest: bool = False) -> list[int]:
+    """Bytes of these columns in each group of rows, uncompressed; of the largest alone."""
+    found = []
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        every = [group.column(i) for i in range(group.num_columns)]
+        sizes = [
+            one.total_uncompressed_size
+            for one in every
+            if one.path_in_schema.partition(".")[0] in columns
+        ]
+        found.append(max(sizes, default=0) if largest else sum(sizes))
+    return found
 
 
 def _without_nulls(value: Any) -> Any:

@@ -7,7 +7,8 @@ A record is {"text": ...}, {"prompt": ..., "completion": ...}, one behind the ot
 import csv
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import partial
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,15 @@ from qtool.texts.stored import TABLES, kind_of
 TEXT = "text"
 Record = tuple[str, Any]  # where it is, and what it is
 _LONGEST_CELL = 1 << 30  # characters
-_LONGEST_ELEMENT = 1 << 26
+_LONGEST_ELEMENT = 1 << 26  # or line of JSONL
+_PAIRS = {("instruction", "output"): "instruction (and input)", ("question", "answer"): "question"}
+_NEAR = 16  # characters at the end of what is held, where an error may be for want of more
 _NO_SPACE = re.compile("[^ \\t\\n\\r]")
 _DECODER = json.JSONDecoder()
+_TYPES = {
+    str: "a string", int: "a number", float: "a number", bool: "true or false", list: "an array",
+    dict: "an object", type(None): "null", bytes: "bytes",
+}  # fmt: skip
 _EXPECTED = (
     "expected an object whose `text` is a string (or `prompt` and `completion` are), or a chat "
     "whose `messages` (or `conversations`) are a list"
@@ -49,18 +56,38 @@ def text_of(record: Any) -> str | None:
     return "".join(said) if len(said) == len(parts) else None
 
 
-def has_columns(names: list[str]) -> bool:
-    """Whether rows of a table may be records: by its columns, of which none is there twice."""
-    one_of = ({TEXT}, {*PAIR}, *({name} for name in LISTS))
-    return len({*names}) == len(names) and any(some <= {*names} for some in one_of)
+def check_columns(path: Path, names: list[str], chats: bool) -> None:
+    """SourceError where rows of a table cannot be records, by its columns; chats: may be some."""
+    twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
+    if twice:
+        raise SourceError(f"{path}: several columns are named {twice[0][:40]}")
+    one_of = [{TEXT}, {*PAIR}, *({name} for name in LISTS if chats)]
+    if not any(some <= {*names} for some in one_of):
+        or_chats = f", {' or '.join(LISTS)}" if chats else ""
+        found = f"found {', '.join(names)[:80]}{renamed(names)}" if names else "it is empty"
+        raise SourceError(
+            f"{path}: expected a column named {TEXT} (or {' and '.join(PAIR)}){or_chats}; {found}"
+        )
+
+
+def renamed(names: Iterable[str]) -> str:
+    """How other names could be written that say the same, for the end of a sentence."""
+    there = {*names}
+    for pair, said in _PAIRS.items():
+        if {*pair} <= there:
+            return f": name {said} {PAIR[0]}, and {pair[1]} {PAIR[1]}"
+    alike = [name for name in there if name.lower() in (TEXT, "texts", "content")]
+    return f": name {alike[0]} {TEXT}" if len(alike) == 1 else ""
 
 
 def from_json(path: Path, text: Iterator[str]) -> Iterator[Record]:
     """Of a file of JSON: an object a line, or an array of objects."""
-    begin = ""
+    lines, begin = 0, ""
     while not begin.strip() and (some := next(text, None)) is not None:
-        begin += some
-    of = _elements if begin.lstrip().startswith("[") else _lines_of_json
+        lines += begin.count("\n")
+        begin = some.removeprefix("\ufeff")
+    array = begin.lstrip().startswith("[")
+    of = _elements if array else partial(_lines_of_json, first=lines + 1)
     for where, record in of(path, chain((begin,), text)):
         try:
             json.dumps(record, ensure_ascii=False).encode()
@@ -71,16 +98,17 @@ def from_json(path: Path, text: Iterator[str]) -> Iterator[Record]:
         yield where, record
 
 
-def _lines_of_json(path: Path, text: Iterator[str]) -> Iterator[Record]:
-    for number, line in enumerate(_lines(text), start=1):
+def _lines_of_json(path: Path, text: Iterator[str], first: int) -> Iterator[Record]:
+    for number, line in enumerate(_lines(text, f"{path}: a line"), start=first):
         if line.strip():
             where = f"{path}:{number}"
             try:
                 record = json.loads(line)
-            except (ValueError, RecursionError):
+            except (ValueError, RecursionError) as error:
+                within = isinstance(error, json.JSONDecodeError) and error.pos >= len(line.rstrip())
                 raise SourceError(
-                    f"{where}: not JSON; expected JSONL, one object a line with `text` or "
-                    "`messages`"
+                    f"{where}: not JSON{', or broken off' if within else ''}; expected one object "
+                    f"a line with `{TEXT}` or `messages`, or an array of such objects"
                 ) from None
             yield where, record
 
@@ -130,16 +158,30 @@ class _Held:
             try:
                 value, self._at = _DECODER.raw_decode(self._held, self._at)
                 return value
-            except (ValueError, RecursionError):
-                there = len(self._held) - self._at
-                self._held, self._at = self._held[self._at :], 0
-                while len(self._held) <= 2 * there and (some := next(self._text, "")):
-                    self._held += some
-                if not there < len(self._held) <= _LONGEST_ELEMENT:
-                    raise SourceError(
-                        f"{where}: not JSON, broken off, or longer than "
-                        f"{_LONGEST_ELEMENT >> 20} million characters; expected an object"
-                    ) from None
+            except RecursionError:
+                raise SourceError(
+                    f"{where}: not JSON that can be read: nested too deeply"
+                ) from None
+            except json.JSONDecodeError as error:
+                near = error.pos >= len(self._held) - _NEAR
+                if not near and not error.msg.startswith("Unterminated string"):
+                    raise SourceError(f"{where}: not JSON ({error.msg})") from None
+            if not self._more():
+                raise SourceError(f"{where}: the file ends within it; is it whole?")
+            if len(self._held) > _LONGEST_ELEMENT:
+                raise SourceError(
+                    f"{where}: longer than {_LONGEST_ELEMENT >> 20} million characters; write its "
+                    "text in parts"
+                )
+
+    def _more(self) -> bool:
+        """Whether there is more, of which as much is read as is held."""
+        parts, there = [self._held[self._at :]], 0
+        while there <= len(parts[0]) and (some := next(self._text, "")):
+            parts.append(some)
+            there += len(some)
+        self._held, self._at = "".join(parts), 0
+        return there > 0
 
 
 def from_table(path: Path, text: Iterator[str]) -> Iterator[Record]:
@@ -149,11 +191,10 @@ def from_table(path: Path, text: Iterator[str]) -> Iterator[Record]:
     rows = csv.reader(lines, delimiter=TABLES[kind_of(path)], strict=True)
     try:
         names = [name.removeprefix("\ufeff") for name in next(rows, [])]
-        if text_of(dict.fromkeys(names, "")) is None or len({*names}) < len(names):
-            raise SourceError(
-                f"{path}: expected a column named text (or prompt and completion), once; found "
-                f"{', '.join(names)[:80]}; a file named .txt is read as it is"
-            )
+        try:
+            check_columns(path, names, chats=False)
+        except SourceError as error:
+            raise SourceError(f"{error}; a file named .txt is read as it is") from None
         for row in filter(None, rows):  # an empty line is none
             where = f"{path}:{rows.line_num}"
             if len(row) != len(names):
@@ -166,22 +207,34 @@ def from_table(path: Path, text: Iterator[str]) -> Iterator[Record]:
         raise SourceError(f"{path}:{rows.line_num}: not CSV ({error})") from None
 
 
-def _lines(text: Iterator[str]) -> Iterator[str]:
+def _lines(text: Iterator[str], what: str = "") -> Iterator[str]:
+    """what: is not to be longer than an element may be."""
     begun: list[str] = []
+    held = 0
     for some in text:
         first, *more = some.split("\n")
         begun.append(first)
+        held += len(first)
         for line in more:
             yield "".join(begun)
-            begun = [line]
+            begun, held = [line], len(line)
+        if what and held > _LONGEST_ELEMENT:
+            raise SourceError(
+                f"{what} is longer than {_LONGEST_ELEMENT >> 20} million characters; expected one "
+                "object a line"
+            )
     yield "".join(begun)
 
 
 def _instead(record: Any) -> str:
     """What a record is that says nothing."""
-    if isinstance(record, list):
-        return "; found an array: write one object a line, or an array of objects"
-    keys = ", ".join(record)[:80] if isinstance(record, dict) else ""
-    if isinstance(record, dict) and {"instruction", "output"} <= record.keys():
-        keys += ": name instruction (and input) prompt, and output completion"
-    return f"; found {keys}" if keys else ""
+    if not isinstance(record, dict):
+        return f"; found {_TYPES.get(type(record), 'something else')}"
+    if TEXT in record:
+        return f"; its `{TEXT}` is {_TYPES.get(type(record[TEXT]), 'something else')}"
+    others = {key: value for key, value in record.items() if key not in (*PAIR, *LISTS)}
+    lists = [key for key, value in others.items() if isinstance(value, list) and value]
+    found = f"; found {', '.join(record)[:80]}{renamed(record)}" if record else ""
+    if len(lists) == 1 and isinstance(record[lists[0]][0], dict) and not renamed(record):
+        found += f"; if what is under {lists[0][:40]} is meant, save that alone"
+    return found

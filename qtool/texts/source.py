@@ -13,6 +13,7 @@ A text comes some at a time, since it may be longer than memory.
 
 import codecs
 import io
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
@@ -24,11 +25,26 @@ from qtool.errors import SourceError
 from qtool.texts import datasets
 from qtool.texts.chats import Chat
 from qtool.texts.records import from_json, from_table, texts_and_chats
-from qtool.texts.stored import JSON, PARQUET, TABLES, blocks, check_readable, is_plain, kind_of
+from qtool.texts.stored import (
+    JSON,
+    PARQUET,
+    TABLES,
+    TO_PARQUET,
+    blocks,
+    check_beginning,
+    is_plain,
+    kind_of,
+)
 
 TOPICS = "pydoc_data.topics"
 # Tokens of a text that samples are chosen from: a minute's worth, or so often what they take.
 MOST_READ, TIMES = 1 << 24, 64
+# How addresses and paths name a file of a dataset: OWNER/NAME/FILE.
+_DATASET = re.compile(
+    r"^(?:hf://datasets/|https?://[^/]+/datasets/)?([\w.-]+/[\w.-]+)/(?:(?:resolve|blob)/[^/]+/)?(.+)$"
+)
+_KINDS = (*JSON, *TABLES, PARQUET, ".txt")
+_SEVERAL = "several files are named by a YAML file, `- FILE` in each line"
 _LOOKED_AT = 1 << 25  # bytes of a file, before it is worth a run
 Text = Iterable[str]  # of which a part follows the other
 Piece = Text | Chat
@@ -79,18 +95,17 @@ def check_text(source: str | None) -> None:
     by its first 32 MiB."""
     if source is None or source == TOPICS or (path := _file(source)) is None:
         return
-    looked_at = 0
+    read = said = 0
 
     def count(nbytes: int) -> None:
-        nonlocal looked_at
-        looked_at += nbytes
+        nonlocal read
+        read += nbytes
 
     for piece in _pieces(path, count):
-        for _ in () if isinstance(piece, Chat) else piece:
-            if looked_at > _LOOKED_AT:
+        for part in (repr(piece.messages),) if isinstance(piece, Chat) else piece:
+            said += len(part)
+            if max(read, said) > _LOOKED_AT:
                 return
-        if looked_at > _LOOKED_AT:
-            return
 
 
 def is_dataset(source: str) -> bool:
@@ -103,13 +118,27 @@ def _file(source: str) -> Path | None:
     path = Path(source)
     if path.is_file():
         return path
-    if path.exists():
-        raise SourceError(f"{path}: a folder; --calibration wants a text or JSONL file")
+    if source and path.exists():
+        raise SourceError(f"{path}: a folder; {_of_folder(path)}")
     if is_dataset(source):
         return None
+    like = _DATASET.search(source)
     raise SourceError(
-        f"{source}: no such file, and no hub dataset id (owner/name or owner/name:FILE)"
+        f"{source or repr(source)}: no such file, and no hub dataset id (owner/name or "
+        "owner/name:FILE)"
+        + (f"; {like[1]}:{like[2]} is one" if like else "")
+        + (f"; {_SEVERAL}" if "*" in source else "")
     )
+
+
+def _of_folder(path: Path) -> str:
+    """What to name instead."""
+    if any(path.glob("*.arrow")):
+        return f"datasets saved it: {TO_PARQUET}"
+    usable = sorted(one.name for one in path.iterdir() if kind_of(one) in _KINDS)
+    if not usable:
+        return "--calibration wants a file: text, JSON, CSV or Parquet"
+    return f"name a file of it, such as {usable[0]}; {_SEVERAL}"
 
 
 def text_file(source: str | Path) -> Path:
@@ -145,11 +174,11 @@ def read_text(path: Path, *, raw: bool = False) -> Iterator[str]:
 def _pieces(
     path: Path, read: Callable[[int], object] = lambda _: None, raw: bool = False
 ) -> Iterator[Piece]:
+    check_beginning(path)
     kind = kind_of(path)
     if kind == PARQUET:
         from qtool.texts.parquet import rows
 
-        check_readable(path)
         records = rows(path, read)
     elif kind in TABLES:
         records = from_table(path, _decoded(path, read, raw))

@@ -1,7 +1,8 @@
 """What kind of texts a file holds, by its name, and its bytes, which may be compressed.
 
     NAME.txt, .md, any other    one text
-    .jsonl, .ndjson, .json      an object a line, or an array of objects
+    .jsonl, .ndjson, .jsonlines, .json
+                                an object a line, or an array of objects
     .csv, .tsv                  a table, names of columns first
     .parquet                    a table, as the hub keeps datasets
     .gz, .bz2, .xz, .zst        behind any of these but .parquet: compressed
@@ -20,12 +21,32 @@ from typing import Any
 
 from qtool.errors import SourceError, UnsupportedError
 
-JSON = (".jsonl", ".ndjson", ".json")
+JSON = (".jsonl", ".ndjson", ".jsonlines", ".json")
 TABLES = {".csv": ",", ".tsv": "\t"}
 PARQUET = ".parquet"
 COMPRESSED = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "Zstandard"}
 AT_ONCE = 1 << 18  # bytes that are read together
+# That are unpacked together: a few of them may be a million characters.
+_STEPS = {".gz": 1 << 11, ".bz2": 1 << 11, ".xz": 1 << 11, ".zst": 1 << 8}
 _MODULES = {PARQUET: "pyarrow", ".zst": "zstandard"}
+_ARCHIVES = (".tar", ".tgz", ".tbz", ".tbz2", ".txz", ".zip", ".7z", ".rar")
+_MIXTURES = (".yaml", ".yml")
+TO_PARQUET = "save it as Parquet (`to_parquet` of datasets, polars or pandas) and name that"
+# How files begin that are something else than their names say.
+_BEGINNINGS = {
+    b"version https://git-lfs.github.com/": "a pointer of Git LFS, not the file itself: fetch that "
+    "with `git lfs pull`, or download it from its page",
+    b"ARROW1": f"Arrow, as datasets saves it: {TO_PARQUET}",
+    b"FEA1": f"Feather: {TO_PARQUET}",
+    b"PAR1": "Parquet: name it .parquet",
+    b"PK\x03\x04": "a zip archive: unpack it, and name a file of it",
+    b"\x1f\x8b": "compressed by gzip: name it .gz",
+    b"BZh": "compressed by bzip2: name it .bz2",
+    b"\xfd7zXZ": "compressed by xz: name it .xz",
+    b"\x28\xb5\x2f\xfd": "compressed by Zstandard: name it .zst",
+}
+_OF_NAME = {PARQUET: b"PAR1", ".gz": b"\x1f\x8b", ".bz2": b"BZh", ".xz": b"\xfd7zXZ",
+            ".zst": b"\x28\xb5\x2f\xfd"}  # fmt: skip
 
 
 def kind_of(name: str | Path) -> str:
@@ -42,13 +63,32 @@ def is_plain(path: Path) -> bool:
 def check_readable(name: str | Path) -> None:
     """UnsupportedError where a file of that name cannot be read here, whatever is in it."""
     path = Path(name)
-    if kind_of(path) == PARQUET and _compression(path):
-        raise UnsupportedError(
-            f"{name}: Parquet is compressed by itself; decompress the file and name that"
-        )
-    for suffix in (path.suffix.lower(), kind_of(path)):
+    kind = kind_of(path)
+    if kind in _ARCHIVES:
+        raise UnsupportedError(f"{name}: an archive; unpack it, and name a file of it")
+    if _compression(path) and kind in (PARQUET, *_MIXTURES):
+        why = "compressed by itself" if kind == PARQUET else "not read where it is compressed"
+        raise UnsupportedError(f"{name}: {kind} is {why}; decompress the file and name that")
+    for suffix in (path.suffix.lower(), kind):
         if suffix in _MODULES:
             module(_MODULES[suffix], name)
+
+
+def check_beginning(path: Path) -> None:
+    """SourceError where a file begins as no file of its name does, and it can be told what it is;
+    UnsupportedError as above."""
+    check_readable(path)
+    try:
+        with path.open("rb") as file:
+            begin = file.read(64)
+    except OSError as error:
+        raise SourceError(f"{path}: cannot be read ({error.strerror})") from None
+    own = _OF_NAME.get(_compression(path) or kind_of(path))
+    for other, said in _BEGINNINGS.items():
+        if begin.startswith(other) and other != own:
+            raise SourceError(f"{path}: is {said}")
+    if own is not None and begin.lstrip()[:9].lower() in (b"<!doctype", b"<html>", b"<html lan"):
+        raise SourceError(f"{path}: is a page (HTML), not a file: log in, and download it again")
 
 
 def module(name: str, where: str | Path) -> Any:
@@ -65,9 +105,8 @@ def module(name: str, where: str | Path) -> Any:
 def blocks(path: Path, read: Callable[[int], object] = lambda _: None) -> Iterator[bytes]:
     """What a file holds, decompressed; the last block is empty. read: is told of bytes of the
     file once what they hold was used. SourceError where it cannot be read, or breaks off."""
-    check_readable(path)
     found = _read(path, read)
-    yield from _decompressed(path, found) if _compression(path) else found
+    yield from _gathered(_decompressed(path, found)) if _compression(path) else found
     yield b""
 
 
@@ -86,20 +125,48 @@ def _decompressed(path: Path, file: Iterator[bytes]) -> Iterator[bytes]:
     suffix = _compression(path)
     begin, error_of = _decompressor(suffix, path)
     stream, streams, within = begin(), 0, False
-    for rest in file:
-        while rest := rest if within else rest.lstrip(b"\0"):
+    for block in file:
+        at = 0
+        while at < len(block):
+            if not within and block[at] == 0:
+                at = len(block) - len(block[at:].lstrip(b"\0"))
+                continue
+            some = block[at : at + _STEPS[suffix]]
             try:
-                held = stream.decompress(rest)
+                yield from _unpacked(stream, some)
             except error_of as error:
                 raise SourceError(
                     f"{path}: not {COMPRESSED[suffix]}, or damaged ({error}); fetch it again"
                 ) from None
-            within, rest = not stream.eof, stream.unused_data
+            at += len(some) - len(stream.unused_data)
+            within = not stream.eof
             if not within:
                 stream, streams = begin(), streams + 1
-            yield held
     if within or not streams:
         raise SourceError(f"{path}: ends within {COMPRESSED[suffix]} data; fetch it again")
+
+
+def _gathered(parts: Iterator[bytes]) -> Iterator[bytes]:
+    """Small ones as one, without empty ones."""
+    held, there = list[bytes](), 0
+    for part in parts:
+        held.append(part)
+        there += len(part)
+        if there >= AT_ONCE:
+            yield b"".join(held)
+            held, there = [], 0
+    if there:
+        yield b"".join(held)
+
+
+def _unpacked(stream: Any, some: bytes) -> Iterator[bytes]:
+    """What comes of some bytes: of bzip2 and xz, which may be anything, a part at a time."""
+    if isinstance(stream, bz2.BZ2Decompressor | lzma.LZMADecompressor):
+        yield stream.decompress(some, AT_ONCE)
+        while not (stream.eof or stream.needs_input):
+            yield stream.decompress(b"", AT_ONCE)
+    else:
+        yield stream.decompress(some)
 
 
 def _decompressor(suffix: str, path: Path) -> tuple[Callable[[], Any], type[Exception]]:
@@ -111,7 +178,11 @@ def _decompressor(suffix: str, path: Path) -> tuple[Callable[[], Any], type[Exce
     if suffix == ".xz":
         return lzma.LZMADecompressor, lzma.LZMAError
     zstandard = module("zstandard", path)
-    return lambda: zstandard.ZstdDecompressor().decompressobj(), zstandard.ZstdError
+    window = 1 << 31  # what `zstd --long=31` has
+    return (
+        lambda: zstandard.ZstdDecompressor(max_window_size=window).decompressobj(),
+        zstandard.ZstdError,
+    )
 
 
 def _compression(path: Path) -> str:

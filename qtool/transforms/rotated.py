@@ -30,8 +30,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qtool import structure
-from qtool.checkpoint import Checkpoint
+from qtool.checkpoints import structure
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import SourceError
 from qtool.formats import safetensors_file as st
 from qtool.formats.safetensors_file import FLOAT_DTYPES, TensorInfo, from_float32

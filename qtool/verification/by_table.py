@@ -6,17 +6,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from qtool.decoder_names import name_alone, sees
+from qtool.checkpoints.decoder_names import name_alone, sees
+from qtool.checkpoints.fused_experts import PARTS, stack_of
+from qtool.checkpoints.layer_names import is_head
+from qtool.checkpoints.structure import is_turn
 from qtool.errors import QtoolError
-from qtool.fused_experts import PARTS, stack_of
 from qtool.gguf.architectures import TABLE, Architecture, variant
 from qtool.gguf.architectures.modules import HEADS, Module, spelled
 from qtool.gguf.architectures.shapes import checkpoint_shape
 from qtool.gguf.expert_rows import BLOCKS, SCALES
 from qtool.gguf.hf_config import count
 from qtool.gguf.kinds import stored_shape
-from qtool.layer_names import is_head
-from qtool.structure import is_turn
 from qtool.verification.finding import Finding
 from qtool.verification.sentences import AGAIN, some
 from qtool.verification.sentences import count as counted
@@ -195,7 +195,7 @@ def _found(
     stems = (place(name).removesuffix(end) for name in module.stored)
     stack = next(filter(None, map(stack_of, stems)), None)
     if stack is not None and (not _apart(module) or _EXPERTS not in module.name):
-        # Experts that a checkpoint keeps fused, one by one as qtool.fused_experts has them.
+        # Experts that a checkpoint keeps fused, one by one (checkpoints.fused_experts).
         layer, kind = stack
         each = ([f"{layer}.{i}.{part}.weight" for part in PARTS[kind]] for i in itertools.count())
         there = itertools.takewhile(lambda some: set(some) <= names.keys(), each)

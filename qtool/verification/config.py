@@ -7,7 +7,10 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from qtool.entry import Entry
+from qtool.artifacts.entry import Entry
+from qtool.artifacts.stored_config import quantization_config
+from qtool.checkpoints.layer_names import experts_of, is_head
+from qtool.checkpoints.structure import FUSED_EXPERTS, fused_layer, text_config
 from qtool.errors import QtoolError
 from qtool.formats import auto_round
 from qtool.formats.compressed_tensors_config import is_class, named
@@ -15,10 +18,7 @@ from qtool.formats.facts import first
 from qtool.formats.gptq_dynamic import entry_for, negative, overridden
 from qtool.formats.patterns import any_of, matches
 from qtool.formats.safetensors_header import read_json
-from qtool.layer_names import experts_of, is_head
 from qtool.scheme import Scheme
-from qtool.stored_config import quantization_config
-from qtool.structure import FUSED_EXPERTS, fused_layer, text_config
 from qtool.verification.finding import Finding
 from qtool.verification.sentences import count as counted
 from qtool.verification.sentences import some

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from qtool.checkpoint import Checkpoint
-from qtool.entry import Entry
+from qtool.artifacts.entry import Entry
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.formats import mxfp4_experts
 from qtool.verification.finding import Finding
 from qtool.verification.holes import torn, zero_stretches

@@ -16,7 +16,7 @@ kernels/linear/mixed_precision), SGLang (quantization/gptq, awq).
 
 from collections.abc import Iterator
 
-from qtool import padding
+from qtool.checkpoints import padding
 from qtool.formats import auto_round
 from qtool.verification import engine_auto_round
 from qtool.verification.engine_compressed import compressed_findings, packing

@@ -11,9 +11,9 @@ Source: mlx-lm 0.32.2 (utils.py, and sanitize() of models/).
 
 from collections.abc import Iterator, Mapping
 
+from qtool.checkpoints.structure import expert_of
 from qtool.formats.mlx import GROUPS
 from qtool.formats.mlx_models import refused, takes_experts
-from qtool.structure import expert_of
 from qtool.verification.engine_view import EngineView
 from qtool.verification.finding import Finding
 

@@ -19,12 +19,12 @@ Sources: vLLM 0.32 (quant_utils.is_layer_skipped, gptq_utils, compressed_tensors
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from qtool.checkpoints.layer_names import FUSED, experts_of
 from qtool.formats import auto_round
 from qtool.formats.compressed_tensors_config import named
 from qtool.formats.facts import names_of
 from qtool.formats.gptq_dynamic import entry_for, negative
 from qtool.formats.patterns import any_of
-from qtool.layer_names import FUSED, experts_of
 from qtool.verification import engine_auto_round
 from qtool.verification.engine_targets import group_of
 from qtool.verification.engine_view import EngineView, Layer, alike

@@ -8,7 +8,7 @@ fp8_utils.validate_fp8_block_shape, verify_group_size_divides_partition), SGLang
 
 from collections.abc import Iterator
 
-from qtool import padding
+from qtool.checkpoints import padding
 from qtool.verification.engine_targets import weight_arguments
 from qtool.verification.engine_view import EngineView, Layer, alike
 from qtool.verification.finding import Finding

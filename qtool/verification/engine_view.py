@@ -12,16 +12,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from qtool.artifact import Artifact
-from qtool.entry import Entry
-from qtool.errors import QtoolError, SourceError
-from qtool.formats import auto_round
-from qtool.formats.safetensors_header import TensorInfo
-from qtool.layer_names import is_head
-from qtool.planning.planned import Planned
-from qtool.scheme import Dropped, Scheme
-from qtool.stored_config import quantization_config
-from qtool.structure import (
+from qtool.artifacts.artifact import Artifact
+from qtool.artifacts.entry import Entry
+from qtool.artifacts.stored_config import quantization_config
+from qtool.checkpoints.layer_names import is_head
+from qtool.checkpoints.structure import (
     BlockStack,
     expert_of,
     expert_parents,
@@ -30,6 +25,11 @@ from qtool.structure import (
     role,
     text_config,
 )
+from qtool.errors import QtoolError, SourceError
+from qtool.formats import auto_round
+from qtool.formats.safetensors_header import TensorInfo
+from qtool.planning.planned import Planned
+from qtool.scheme import Dropped, Scheme
 from qtool.verification.engine_targets import weight_arguments
 from qtool.verification.finding import Finding, Severity
 from qtool.verification.subject import subject_of

@@ -5,10 +5,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from qtool.checkpoint import Checkpoint
+from qtool.artifacts.stored_config import quantization_config
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.formats.compressed_tensors_transforms import KEY
 from qtool.formats.safetensors_file import FLOAT_DTYPES
-from qtool.stored_config import quantization_config
 from qtool.verification import config, made_up, pruned
 from qtool.verification.biases import as_its_rows
 from qtool.verification.exact import only_scaled

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from qtool import structure
+from qtool.checkpoints import structure
 from qtool.formats.safetensors_file import FLOAT_DTYPES
 from qtool.verification import config
 from qtool.verification.finding import Finding

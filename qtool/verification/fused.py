@@ -8,7 +8,7 @@ all parts, whatever the others say.
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
-from qtool.structure import fused_key
+from qtool.checkpoints.structure import fused_key
 from qtool.verification.finding import Finding
 from qtool.verification.sentences import count as counted
 from qtool.verification.sentences import some

@@ -4,12 +4,12 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
+from qtool.checkpoints.padding import asked_in, not_compared, padded, padded_as
 from qtool.errors import QtoolError
 from qtool.gguf.open import is_gguf, open_source
 from qtool.gguf.plan import CHECKSUM_KEY, RECIPE_KEY, SCALES_KEY
 from qtool.gguf.source import GgufSource
 from qtool.gguf_types import BY_NAME
-from qtool.padding import asked_in, not_compared, padded, padded_as
 from qtool.runs import embedded
 from qtool.runs.progress import Progress
 from qtool.verification import (
@@ -121,7 +121,7 @@ def _source(path: Path, file: GgufSource, against: Path) -> tuple[GgufSource | N
 def _as_wide(against: Path, file: GgufSource) -> GgufSource:
     """The source, padded where the file has larger widths: made of a padded model, or padded by
     another tool."""
-    from qtool.checkpoint import Checkpoint
+    from qtool.checkpoints.checkpoint import Checkpoint
     from qtool.gguf.from_hf import hf_source
     from qtool.gguf.to_hf import hf_model
 
@@ -138,7 +138,7 @@ def _as_wide(against: Path, file: GgufSource) -> GgufSource:
 
 def _padded(against: Path, multiple: int) -> tuple[GgufSource | None, list[Finding]]:
     """The source with the widths of the file."""
-    from qtool.checkpoint import Checkpoint
+    from qtool.checkpoints.checkpoint import Checkpoint
     from qtool.gguf.from_hf import hf_source
 
     if is_gguf(against):

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from qtool import structure
+from qtool.checkpoints import structure
+from qtool.checkpoints.layer_names import is_head
 from qtool.gguf.architectures import TABLE
 from qtool.gguf.hf_config import complete
-from qtool.layer_names import is_head
 from qtool.streaming.weights import Weights
 from qtool.verification.finding import Finding
 from qtool.verification.subject import Subject

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from qtool.artifacts.stored_config import quantization_config
 from qtool.formats.compressed_tensors_config import group_of
-from qtool.stored_config import quantization_config
 from qtool.verification.finding import Finding
 from qtool.verification.sentences import count as counted
 from qtool.verification.sentences import some

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from qtool.artifact import Artifact
-from qtool.entry import Entry
+from qtool.artifacts.artifact import Artifact
+from qtool.artifacts.entry import Entry
 from qtool.formats import bits, gptq_zeros
 from qtool.formats.safetensors_header import TensorInfo
 from qtool.scheme import GroupQuant, Scheme

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from qtool.artifact import Artifact
-from qtool.padding import asked_in, may_be_padded
+from qtool.artifacts.artifact import Artifact
+from qtool.artifacts.stored_config import quantization_config
+from qtool.checkpoints.padding import asked_in, may_be_padded
 from qtool.scheme import Scheme
-from qtool.stored_config import quantization_config
 from qtool.verification.finding import Finding
 from qtool.verification.matrix import Measured
 from qtool.verification.sentences import count as counted

@@ -6,9 +6,9 @@ Weights that hold R4 are another network's without it. What was made is told by 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from qtool.artifacts.stored_config import quantization_config
 from qtool.errors import UnsupportedError
 from qtool.formats.compressed_tensors_transforms import KEY, turns
-from qtool.stored_config import quantization_config
 from qtool.verification.config import conversions
 from qtool.verification.finding import Finding
 from qtool.verification.subject import Subject

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from qtool import structure
+from qtool.checkpoints import structure
 from qtool.planning.cache import key_heads
 from qtool.transforms.places import Index, head_places, row_maps
 from qtool.verification.scaling import Compared, Floats, distance, spread, uneven

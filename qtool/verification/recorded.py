@@ -6,8 +6,8 @@ How the weights are stored is compared in `config`.
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from qtool.artifacts.stored_config import quantization_config
 from qtool.formats.compressed_tensors_config import cache_config, inputs_config
-from qtool.stored_config import quantization_config
 from qtool.verification.config import conversions
 from qtool.verification.finding import Finding
 from qtool.verification.subject import Subject

@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qtool.artifact import Artifact
-from qtool.checkpoint import Checkpoint
+from qtool.artifacts.artifact import Artifact
+from qtool.checkpoints.checkpoint import Checkpoint
+from qtool.checkpoints.padding import padded
 from qtool.errors import QtoolError
 from qtool.gguf.open import is_gguf
 from qtool.gguf.source import GgufSource
-from qtool.padding import padded
 from qtool.streaming.weights import Weights
 from qtool.verification.finding import Finding
 
@@ -68,7 +68,7 @@ def as_transformed_gguf(
     multiple: to which its widths were padded; 0: they were not."""
     from pydantic import ValidationError
 
-    from qtool.fused_experts import apart_as
+    from qtool.checkpoints.fused_experts import apart_as
     from qtool.gguf.from_hf import hf_source
     from qtool.recipe.rotate import RotateOptions
     from qtool.transforms.scaled import check_fits, from_json

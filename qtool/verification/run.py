@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from qtool.artifact import Artifact
-from qtool.checkpoint import Checkpoint
-from qtool.decoder_names import alone_as
-from qtool.entry import Entry
+from qtool.artifacts.artifact import Artifact
+from qtool.artifacts.entry import Entry
+from qtool.checkpoints.checkpoint import Checkpoint
+from qtool.checkpoints.decoder_names import alone_as
+from qtool.checkpoints.fused_experts import apart_as
+from qtool.checkpoints.padding import asked_in, not_compared, padded_as
 from qtool.errors import QtoolError, SourceError
-from qtool.fused_experts import apart_as
 from qtool.gguf.open import is_gguf
 from qtool.gguf.workers import in_order
 from qtool.native.library import default_threads
-from qtool.padding import asked_in, not_compared, padded_as
 from qtool.record import is_statistics
 from qtool.runs.progress import Progress
 from qtool.scheme import GroupQuant, Scheme

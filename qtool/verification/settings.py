@@ -10,8 +10,8 @@ from pathlib import Path
 from sys import float_info
 from typing import Any
 
-from qtool.checkpoint import Checkpoint
-from qtool.decoder_names import is_alone
+from qtool.checkpoints.checkpoint import Checkpoint
+from qtool.checkpoints.decoder_names import is_alone
 from qtool.gguf.architectures.prediction import MTP
 from qtool.gguf.tokenizer_json import TOKENIZER, read_object
 from qtool.streaming.weights import Weights

@@ -5,13 +5,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 
-from qtool.artifact import Artifact
-from qtool.decoder_names import is_alone, sees
+from qtool.artifacts.artifact import Artifact
+from qtool.checkpoints.decoder_names import is_alone, sees
+from qtool.checkpoints.layer_names import experts_of, is_head, number_of
+from qtool.checkpoints.structure import is_turn, text_config
 from qtool.formats.safetensors_header import TensorInfo
 from qtool.gguf.open import is_gguf, open_source
 from qtool.gguf_types import FLOATS
-from qtool.layer_names import experts_of, is_head, number_of
-from qtool.structure import is_turn, text_config
 from qtool.verification.finding import Finding
 from qtool.verification.sentences import count as counted
 from qtool.verification.sentences import some

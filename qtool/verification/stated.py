@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from qtool.checkpoint import hash_file
+from qtool.checkpoints.checkpoint import hash_file
 from qtool.errors import QtoolError
 from qtool.formats.safetensors_header import read_json
 from qtool.record import CARD

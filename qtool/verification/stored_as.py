@@ -8,9 +8,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from qtool.artifacts.stored_config import quantization_config
 from qtool.formats.compressed_tensors_config import chosen_group
 from qtool.formats.facts import names_of
-from qtool.stored_config import quantization_config
 from qtool.verification.config import conversions
 from qtool.verification.finding import Finding
 from qtool.verification.sentences import count as counted

@@ -7,14 +7,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from qtool import structure
-from qtool.artifact import Artifact
-from qtool.entry import Entry
+from qtool.artifacts.artifact import Artifact
+from qtool.artifacts.entry import Entry
+from qtool.checkpoints import structure
+from qtool.checkpoints.layer_names import experts_of
+from qtool.checkpoints.structure import BlockStack, Role
 from qtool.errors import QtoolError
 from qtool.formats.safetensors_header import TensorInfo
-from qtool.layer_names import experts_of
 from qtool.streaming.weights import Weights
-from qtool.structure import BlockStack, Role
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from qtool import structure
+from qtool.checkpoints import structure
+from qtool.checkpoints.layer_names import experts_of, number_of
 from qtool.formats.dtypes import FLOAT_DTYPES
-from qtool.layer_names import experts_of, number_of
 from qtool.verification.by_table import (
     check_by_table,
     lost_by_table,

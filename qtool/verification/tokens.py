@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from qtool import structure
+from qtool.checkpoints import structure
 from qtool.errors import QtoolError
 from qtool.gguf.tokenizer_json import CONFIG, TOKENIZER, read_object
 from qtool.verification.finding import Finding

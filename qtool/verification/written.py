@@ -9,7 +9,7 @@ what only someone who did not see the weights has to guess.
 from collections.abc import Sequence
 from pathlib import Path
 
-from qtool.artifact import Artifact
+from qtool.artifacts.artifact import Artifact
 from qtool.verification import config, numbers
 from qtool.verification.finding import raise_first
 from qtool.verification.matrix import Measured

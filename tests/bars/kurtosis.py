@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from qtool.calibrating.sites import Tracer
-from qtool.checkpoint import Checkpoint
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.recipe.rotate import RotateOptions
 from qtool.streaming.linears import Matrix, ObserveLinears, WeightIndex
 from qtool.streaming.skeleton import Skeleton

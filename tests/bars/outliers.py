@@ -22,7 +22,7 @@ from pathlib import Path
 import commands
 import numpy as np
 
-from qtool.checkpoint import Checkpoint
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.formats.safetensors_file import (
     Layout,
     StreamWriter,

@@ -44,7 +44,7 @@ class Header:
         return self.made
 
     def attempt(self, data: bytes) -> None:
-        from qtool.artifact import Artifact
+        from qtool.artifacts.artifact import Artifact
         from qtool.inspect import inspection
 
         kind, content = (data[0] if data else 0), data[1:]
@@ -96,7 +96,7 @@ class Index:
         return [json.dumps(one, indent=n).encode() for one in (small, whole) for n in (0, 2)]
 
     def attempt(self, data: bytes) -> None:
-        from qtool.artifact import Artifact
+        from qtool.artifacts.artifact import Artifact
 
         self.path.write_bytes(data)
         artifact = Artifact.open(self.folder)
@@ -175,7 +175,7 @@ class Config:
         return [bytes([number]) + content for number, content in enumerate(self.contents)]
 
     def attempt(self, data: bytes) -> None:
-        from qtool.artifact import Artifact
+        from qtool.artifacts.artifact import Artifact
         from qtool.gguf.from_hf import hf_source
         from qtool.gguf.plan import make_gguf_plan
         from qtool.inspect import inspection

@@ -9,7 +9,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from hostile.row import Make, Row, entry, honest, tensors
-from qtool.checkpoint import Checkpoint
+from qtool.checkpoints.checkpoint import Checkpoint
 
 SITE = "model.layers.0.self_attn.q_proj"
 Arrays = dict[str, Any]
@@ -112,8 +112,8 @@ TEXTS = [
     Row("a record of a million digits", text(b'{"text": ' + b"9" * 10**6 + b"}"), ":1: not JSON"),
     Row("a record of half a pair", text(b'{"text": "\\udc00"}\n'), "half of a surrogate pair"),
     Row("a record without a text", text(b'{"text": ["a"]}\n'), "`text` is a string"),
-    Row("an array that breaks off", text(b'[{"text": "a"},', "t.json"), "element 2: not JSON"),
-    Row("a table that is none", text(b"PAR1 PAR1", "t.parquet"), "t.parquet: not Parquet, or"),
+    Row("an array that breaks off", text(b'[{"text": "a"},', "t.json"), "the file ends within it"),
+    Row("a table that is none", text(b"PAR1 PAR1", "t.parquet"), "cannot be read as Parquet"),
     Row("a text of gzip that is none", text(b"abc", "t.txt.gz"), "t.txt.gz: not gzip, or damaged"),
     Row("a text that breaks off", text(b"(\xb5/\xfd$\0", "t.txt.zst"), "ends within Zstandard"),
     Row("a text of nothing", text(b"", "t.txt"), "t.txt|tokens"),

@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from qtool.artifact import Artifact
+from qtool.artifacts.artifact import Artifact
 from qtool.quality import activations
 from qtool.quality.activations import Rounding
 from qtool.quality.engine_inputs import declared

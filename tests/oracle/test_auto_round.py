@@ -10,7 +10,7 @@ import pytest
 from converting import converted
 from safetensors.numpy import load_file
 
-from qtool.artifact import Artifact
+from qtool.artifacts.artifact import Artifact
 from qtool.hub import resolve
 from qtool.scheme import GroupQuant
 from qtool.verification.run import verify_artifact

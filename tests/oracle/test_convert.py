@@ -18,7 +18,7 @@ from oracle import llama_quantize
 from oracle.test_llama_perplexity import ours, theirs
 from safetensors.numpy import load_file
 
-from qtool.artifact import Artifact
+from qtool.artifacts.artifact import Artifact
 from qtool.texts.source import default_text
 
 pytestmark = pytest.mark.oracle

@@ -14,7 +14,7 @@ from oracle import llama_quantize
 from oracle.conftest import run
 from oracle.test_llama_perplexity import ours, theirs
 
-from qtool.artifact import Artifact
+from qtool.artifacts.artifact import Artifact
 from qtool.formats.gguf_file import GgufFile
 from qtool.scheme import Scheme
 from qtool.texts.source import default_text

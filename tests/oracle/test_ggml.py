@@ -14,7 +14,7 @@ from oracle import ggml_blocks
 
 import qtool
 from qtool import native, native_gguf
-from qtool.checkpoint import Checkpoint
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.gguf_types import BY_NAME, BlockType
 
 pytestmark = [

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import quantizing
 
-from qtool.artifact import Artifact
-from qtool.checkpoint import Checkpoint
+from qtool.artifacts.artifact import Artifact
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.formats.mlx_experts import stack_of
 from qtool.hub import tiny_folder
 from qtool.quality.weights import open_weights

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from qtool.artifact import Artifact
+from qtool.artifacts.artifact import Artifact
 
 pytestmark = pytest.mark.oracle
 

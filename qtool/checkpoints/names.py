@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Protocol
 
+from qtool.checkpoints.fused_experts import DOWN, GATE_UP, PARTS, layout_of
+from qtool.checkpoints.layer_names import experts_of
 from qtool.errors import SourceError, UnsupportedError
-from qtool.fused_experts import DOWN, GATE_UP, PARTS, layout_of
-from qtool.layer_names import experts_of
 
 if TYPE_CHECKING:
     import torch
@@ -138,7 +138,7 @@ def bind(model: Any, tensors: Mapping[str, HasShape]) -> Names:
             Binding(name, target, index, tuple(tensors[name].shape)) for name, index in tile.pieces
         )
 
-    # Classes that know fused experts only, given the same apart: see qtool.fused_experts.
+    # Classes that know fused experts only, given the same apart: see fused_experts.py.
     def fused(name: str) -> str | None:
         target, pattern = rename_source_key(name, renamings, converters, prefix, state)
         turns = [] if pattern is None else by_pattern[pattern].operations

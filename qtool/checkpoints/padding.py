@@ -25,10 +25,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qtool import structure
-from qtool.checkpoint import Checkpoint
+from qtool.checkpoints import structure
+from qtool.checkpoints.checkpoint import Checkpoint
+from qtool.checkpoints.feed_forward import (
+    DOWN,
+    KEY,
+    UP,
+    Pad,
+    keys_of,
+    layers_of,
+    refused,
+    width_said,
+)
 from qtool.errors import UnsupportedError
-from qtool.feed_forward import DOWN, KEY, UP, Pad, keys_of, layers_of, refused, width_said
 from qtool.formats.safetensors_file import TensorInfo
 
 __all__ = ["KEY", "Pad", "Padded", "padded", "padded_as"]

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from qtool.checkpoint import Checkpoint
+from qtool.artifacts.stored_config import quantization_config
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.formats import ArtifactScheme, mxfp4_experts
 from qtool.formats import safetensors_file as st
 from qtool.formats.safetensors_header import TensorInfo
 from qtool.scheme import Scheme
-from qtool.stored_config import quantization_config
 
 # Tensors that belong to a packed matrix in formats that are not decoded here.
 AUXILIARY = (

@@ -23,10 +23,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from qtool.checkpoint import Checkpoint
+from qtool.checkpoints.checkpoint import Checkpoint
+from qtool.checkpoints.layer_names import experts_of
 from qtool.formats import safetensors_file as st
 from qtool.formats.safetensors_file import FLOAT_DTYPES, TensorInfo
-from qtool.layer_names import experts_of
 
 GATE_UP, DOWN = "gate_up_proj", "down_proj"
 PARTS = {GATE_UP: ("gate_proj", "up_proj"), DOWN: (DOWN,)}

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from qtool import structure
-from qtool.checkpoint import Checkpoint
+from qtool.checkpoints import structure
+from qtool.checkpoints.checkpoint import Checkpoint
+from qtool.checkpoints.fused_experts import fused_layers
+from qtool.checkpoints.layer_names import experts_of
 from qtool.errors import UnsupportedError
 from qtool.formats.safetensors_file import FLOAT_DTYPES, TensorInfo
-from qtool.fused_experts import fused_layers
-from qtool.layer_names import experts_of
 
 KEY = "pad_intermediate"
 UP = ("gate_proj", "up_proj", "gate_up_proj", "w1", "w3", "fc1", "fc_in", "c_fc", "dense_h_to_4h",

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from qtool.checkpoint import Checkpoint
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.gguf.hf_config import TEXT_CONFIGS, text_settings
 
 _INSIDE = re.compile(r"(?<![^.])(?:language_model|text_model|thinker)\.")

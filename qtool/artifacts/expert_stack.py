@@ -7,7 +7,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from qtool.artifact import Artifact
+from qtool.artifacts.artifact import Artifact
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,9 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qtool.checkpoint import Checkpoint
-from qtool.entry import AUXILIARY, STACK, Entry, small_floats, undecoded, unpacked
+from qtool.artifacts.entry import AUXILIARY, STACK, Entry, small_floats, undecoded, unpacked
+from qtool.artifacts.stored_config import guessed, quantization_config
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import FormatError, SourceError, UnsupportedError
 from qtool.formats import (
     FORMATS,
@@ -31,7 +32,6 @@ from qtool.formats.safetensors_header import TensorInfo
 from qtool.formats.stored_codes import SCALE_DTYPES
 from qtool.record import record_in
 from qtool.scheme import GroupQuant, Scheme
-from qtool.stored_config import guessed, quantization_config
 
 if TYPE_CHECKING:
     import numpy as np

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from qtool.checkpoints.layer_names import FUSED, experts_of, is_head, number_of
 from qtool.errors import SourceError, UnsupportedError
 from qtool.formats.safetensors_file import FLOAT_DTYPES, TensorInfo
-from qtool.layer_names import FUSED, experts_of, is_head, number_of
 
 _INDEXED = re.compile(r"(.+?)\.(\d{1,6})\.(.+)")
 # Towers that see, hear, paint or speak, and what leads from them to the decoder; they can be larger

@@ -15,10 +15,10 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+from qtool.checkpoints.links import check_links
 from qtool.errors import FormatError, QtoolError, SourceError, UnsupportedError
 from qtool.formats import safetensors_file as st
 from qtool.formats.safetensors_file import TensorInfo
-from qtool.links import check_links
 
 if TYPE_CHECKING:
     import numpy as np

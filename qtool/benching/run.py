@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from qtool import native
-from qtool.bench_cases import COLUMNS, Buffers, Case, Run, all_cases
+from qtool.benching.cases import COLUMNS, Buffers, Case, Run, all_cases
 from qtool.errors import UnsupportedError
 from qtool.native.library import repeated
 from qtool.native.plain import plain

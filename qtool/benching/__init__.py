@@ -1,0 +1,1 @@
+"""`qtool bench`: cases.py says what is timed, run.py times it."""
