@@ -389,7 +389,9 @@ def test_statistics_are_kept_for_a_run_that_can_go_on(
     assert not fresh["passes"][0]["taken_up"] and not Path("m/.matrix").exists()
 
 
-def test_texts_are_told_apart_of_a_gguf_source(tmp_path: Path) -> None:
+def test_texts_are_told_apart_of_a_gguf_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whose tokenizer is in the file: by what they say, not by the file's name or its ends."""
     source, text = tmp_path / "model.gguf", tmp_path / "text.jsonl"
     source.write_bytes(b"GGUF")
@@ -410,3 +412,8 @@ def test_texts_are_told_apart_of_a_gguf_source(tmp_path: Path) -> None:
     ]
     assert len({*found}) == len(found)
     assert digest({"text": "a", "more": 1}) == found[0]
+    # All of a long text is not read, but its file is another one.
+    monkeypatch.setattr(shared, "_READ", 10)
+    long = digest({"text": "a" * 20}, {"text": "b"})
+    assert digest({"text": "a" * 20}, {"text": "c"}) != long != digest({"text": "a" * 20}, {})
+    assert digest({"text": "a" * 20}, {"text": "b"}) == long

@@ -26,11 +26,13 @@ from qtool.runs.progress import Progress
 from qtool.runs.staging import free_bytes
 from qtool.streaming.device import Device
 from qtool.texts.calibration import calibration_tokens
+from qtool.texts.chats import Chat
 from qtool.texts.mixture import mixture
-from qtool.texts.source import default_text, load_text
+from qtool.texts.source import Texts, load_text
 from qtool.texts.stored import kind_of
 
 IMATRIX = "imatrix.gguf"  # a name that the artifacts record
+_READ = 1 << 26  # characters of a text, by what it says
 
 
 @dataclass(frozen=True)
@@ -68,12 +70,21 @@ def text_digest(settings: Calibration, source: Path, progress: Progress) -> str:
     for own, count in zip(of.parts, of.counts(settings.samples), strict=True):
         if of.name:
             found.update(f"\0{count}".encode())
-        texts = load_text(own.source)
-        if texts.path is None:
-            found.update(b"\0" + default_text().encode())
-        else:  # as it lies there: all of a long text takes long to read
-            found.update(f"\0{kind_of(texts.path)} {hash_file(texts.path)}".encode())
+        _add_text(found, load_text(own.source))
     return found.hexdigest()
+
+
+def _add_text(found: "hashlib._Hash", texts: Texts) -> None:
+    """By what it says; of a long text by its file, since all of it takes long to read."""
+    characters = 0
+    for piece in texts.pieces():
+        found.update(b"\0")
+        for part in (str(piece),) if isinstance(piece, Chat) else piece:
+            found.update(part.encode())
+            characters += len(part)
+            if characters > _READ and texts.path is not None:
+                found.update(f"\0{kind_of(texts.path)} {hash_file(texts.path)}".encode())
+                return
 
 
 def _folder(source: Path) -> Path:
