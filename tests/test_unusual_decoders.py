@@ -75,6 +75,25 @@ def test_logits(name: str, tmp_path: Path) -> None:
     check_logits(tmp_path / "model", built(name, tmp_path / "model", **CAUSAL[name]))
 
 
+def test_blocks_that_are_run_again_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in models that loop over some of their blocks, whether all of them or the last ones."""
+    built("llama", tmp_path / "model", **SMALL)
+    every = torch.nn.ModuleList.__getitem__
+    for again in (slice(0, 3), slice(1, 3), slice(2, 3)):
+
+        def loop(modules: Any, index: Any, again: slice = again) -> Any:
+            found = every(modules, index)
+            return [*found, *every(modules, again)] if isinstance(index, slice) else found
+
+        monkeypatch.setattr(torch.nn.ModuleList, "__getitem__", loop)
+        skeleton = Skeleton.open(Checkpoint.open(tmp_path / "model"))
+        with pytest.raises(UnsupportedError, match=r"runs blocks of .* several times"):
+            skeleton.embed(TOKENS)
+        monkeypatch.undo()
+
+
 def test_a_tower_that_is_converted_does_not_matter(tmp_path: Path) -> None:
     """Step 3.7 keeps parts of its vision tower otherwise than by views; text needs none of them."""
     text = {

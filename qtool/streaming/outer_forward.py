@@ -16,12 +16,16 @@ from qtool.streaming.layout import Layout, Returned
 from qtool.streaming.stream import Call
 
 
-class _LastBlockReachedError(Exception):
+class _EndedError(Exception):
     """Ends the outer forward of embed(): what comes after the blocks is of no use there."""
 
 
 class _OtherLoopError(Exception):
     """A block got something else than the block before it returned."""
+
+
+class _RepeatedError(Exception):
+    """A block was run before."""
 
 
 # What loops take a block's output from: it as it is, the first of a tuple, the first of a pair.
@@ -34,23 +38,32 @@ def recorded(
     blocks: nn.ModuleList,
     tokens: NDArray[np.int64],
     kept: Arguments | None,
+    *,
+    to_head: bool = False,
 ) -> tuple[torch.Tensor, list[Call], int]:
     """Run the outer forward on one micro-batch; the first hidden states and all blocks' arguments.
 
     Last, of how many values the model's loop takes a block's result apart, 0 where it does not;
     where it hands one of them to the next block, the arguments have Returned. The calls' layout is
     that of hidden states alone. prefix: the blocks' own. kept: arguments so far; without, they stay
-    as they are, and torch can go back through them.
+    as they are, and torch can go back through them. to_head: go on from the last block to the
+    head, to see that no block comes again, as in models that run some of them several times.
     """
     seen: list[tuple[torch.Tensor, Call]] = []
 
     def record(index: int, hidden: torch.Tensor, call: Call) -> torch.Tensor:
-        if index != len(seen) or (seen and not _same(hidden, seen[-1][0])):
+        if index < len(seen):
+            raise _RepeatedError
+        if index > len(seen) or (seen and not _same(hidden, seen[-1][0])):
             raise _OtherLoopError
         seen.append((hidden, call))
-        if index == len(blocks) - 1:
-            raise _LastBlockReachedError
+        if index == len(blocks) - 1 and not to_head:
+            raise _EndedError
         return hidden
+
+    def end(*_: object) -> None:
+        if len(seen) == len(blocks):
+            raise _EndedError
 
     # Most loops take a block's output as it is, some its first element: whichever makes the
     # next block see what the one before it returned.
@@ -58,28 +71,40 @@ def recorded(
     for results in RESULTS:
         seen.clear()
         try:
-            with replaced(blocks, record, results), torch.set_grad_enabled(kept is None):
+            with (
+                replaced(blocks, record, results),
+                _before(model.get_output_embeddings(), end),
+                torch.set_grad_enabled(kept is None),
+            ):
                 model(input_ids=torch.from_numpy(tokens), use_cache=False)
-        except _LastBlockReachedError:
-            first = seen[0][0]
-            # Several streams come before the samples or behind the length.
-            places = [0] if first.ndim == 3 else [0, 1] if first.ndim == 4 else []
-            if not any(first.shape[at : at + 2] == tokens.shape for at in places):
-                raise UnsupportedError(
-                    f"{type(model).__name__} gives its blocks hidden states of shape "
-                    f"{list(first.shape)} for tokens of shape {list(tokens.shape)}, not "
-                    "[samples, length, width]; calibrated methods cannot stream it, RTN can "
-                    "quantize it (it needs no forward pass)"
-                ) from None
-            calls = [call if kept is None else kept.kept(call) for _, call in seen]
-            return first, calls, results
+        except _EndedError:
+            pass
+        except _RepeatedError:
+            raise UnsupportedError(
+                f"{type(model).__name__} runs blocks of {prefix!r} several times; calibrated "
+                "methods cannot stream it, RTN can quantize it (it needs no forward pass)"
+            ) from None
         except _OtherLoopError:
             continue
         # What a loop does that got another kind of return value than it takes apart.
-        except (ValueError, TypeError, IndexError, RuntimeError) as error:
-            said = f" ({(str(error).splitlines() or [''])[0]})"
-            continue
-        break
+        except (ValueError, TypeError, IndexError, AttributeError, RuntimeError) as error:
+            if len(seen) < len(blocks):
+                said = f" ({(str(error).splitlines() or [''])[0]})"
+                continue
+        if len(seen) < len(blocks):
+            break
+        first = seen[0][0]
+        # Several streams come before the samples or behind the length.
+        places = [0] if first.ndim == 3 else [0, 1] if first.ndim == 4 else []
+        if not any(first.shape[at : at + 2] == tokens.shape for at in places):
+            raise UnsupportedError(
+                f"{type(model).__name__} gives its blocks hidden states of shape "
+                f"{list(first.shape)} for tokens of shape {list(tokens.shape)}, not "
+                "[samples, length, width]; calibrated methods cannot stream it, RTN can "
+                "quantize it (it needs no forward pass)"
+            )
+        calls = [call if kept is None else kept.kept(call) for _, call in seen]
+        return first, calls, results
     raise UnsupportedError(
         f"{type(model).__name__} does not hand its hidden states from block to block "
         f"of {prefix!r} unchanged{said}; calibrated methods cannot stream it, RTN can "
@@ -87,10 +112,24 @@ def recorded(
     )
 
 
-def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+@contextmanager
+def _before(module: nn.Module | None, call: Callable[..., None]) -> Iterator[None]:
+    """Within, this is called before a module is, and before its weights are read."""
+    if module is None:
+        yield
+        return
+    hook = module.register_forward_pre_hook(call, prepend=True)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def _same(one: object, other: torch.Tensor) -> bool:
     """Whether they are one tensor, or views of all of one."""
     return one is other or (
-        one.data_ptr() == other.data_ptr()
+        isinstance(one, torch.Tensor)
+        and one.data_ptr() == other.data_ptr()
         and one.shape == other.shape
         and one.stride() == other.stride()
     )

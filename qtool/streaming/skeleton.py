@@ -295,7 +295,9 @@ class Skeleton:
 
         length: of the text, where the layout of its states is to be found out.
         """
-        first, seen, self._results = recorded(self.model, self.prefix, self.blocks, tokens, kept)
+        first, seen, self._results = recorded(
+            self.model, self.prefix, self.blocks, tokens, kept, to_head=length is not None
+        )
         seen, common = mark_common(seen)
         if length is not None:
             samples = len(tokens)
