@@ -13,6 +13,8 @@ import pytest
 from numpy.typing import NDArray
 from verifying import serious
 
+from qtool.hub import tiny_folder
+from qtool.verification.by_table import row_of
 from qtool.verification.finding import Finding
 from qtool.verification.holes import torn, zero_stretches
 from qtool.verification.run import verify_artifact
@@ -313,3 +315,10 @@ def test_against_another_model(tmp_path: Path) -> None:
     verdict = verify_artifact(path, against=source, threads=1)
     (found,) = [f for f in verdict.findings if f.check == "against"]
     assert "another model" in found.message and "multi-token" not in found.message
+
+
+def test_a_class_with_other_names_is_told_by_nothing() -> None:
+    """transformers 5.24 runs EXAONE as LlamaForCausalLM, by renaming what its checkpoints hold."""
+    config = json.loads((tiny_folder() / "config.json").read_text())
+    assert config["architectures"] == ["LlamaForCausalLM"] and row_of(config) is not None
+    assert row_of({**config, "model_type": "exaone"}) is None

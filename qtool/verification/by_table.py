@@ -24,6 +24,8 @@ from qtool.verification.subject import Subject
 from qtool.verification.tensor_names import BUFFERS, of_attention, packed_part
 
 CHECK = "tensors"
+# Models whose class in transformers is another model's, and whose tensors have other names.
+_OTHER_NAMES = ("exaone", "sarvam_mla", "sarvam_moe")
 _EXPERTS = ".experts."
 _BARE = ((".weight", ""),)  # how tensors of experts end that are no weights of modules
 
@@ -31,7 +33,7 @@ _BARE = ((".weight", ""),)  # how tensors of experts end that are no weights of 
 def row_of(config: Mapping[str, Any]) -> tuple[Architecture, dict[str, Any]] | None:
     """The architecture's row and the completed config, where the row tells every tensor."""
     named = config.get("architectures")
-    if not isinstance(named, list) or not named:
+    if not isinstance(named, list) or not named or config.get("model_type") in _OTHER_NAMES:
         return None
     try:
         architecture = TABLE.get(variant(str(named[0]), config) or "")
