@@ -387,6 +387,9 @@ def test_a_plan_says_that_the_text_is_of_no_use(recipe: str, tmp_path: Path) -> 
     assert f"{path}:2: expected an object" in warnings()[0]
     path.write_text('{"text": "a"}\n')
     assert not warnings()
+    words[-1] = "calibration.source=ann/texts"
+    notes = json.loads(CliRunner().invoke(app, words).stdout)["notes"]
+    assert any("(ann/texts) is a dataset of the hub, which a plan does not" in one for one in notes)
 
 
 def test_a_model_without_a_tokenizer(tmp_path: Path) -> None:

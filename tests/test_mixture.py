@@ -152,6 +152,15 @@ def test_refused(said: str, words: list[str], folder: Path) -> None:
         assert all(word in str(error.value) for word in words), error.value
 
 
+def test_a_text_of_no_use_is_named_with_its_list(folder: Path) -> None:
+    (folder / "bad.jsonl").write_text("no JSON")
+    (folder / "mix.yaml").write_text("- sea.txt\n- bad.jsonl\n")
+    with pytest.raises(SourceError, match=r"mix\.yaml: .*bad\.jsonl:1: not JSON"):
+        check_source(str(folder / "mix.yaml"))
+    with pytest.raises(SourceError, match=r"^[^:]*bad\.jsonl:1: not JSON"):
+        check_source(str(folder / "bad.jsonl"))
+
+
 def test_plans_count_the_longest(folder: Path) -> None:
     sizes = [(folder / name).stat().st_size for name in WORDS]
     of = Calibration(source=str(folder / "mix.yaml"))

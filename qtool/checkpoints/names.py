@@ -8,7 +8,7 @@ numbers, so that each checkpoint tensor comes out as an index into a parameter:
 
     parameter[index] is the checkpoint tensor, and a view: writing into it changes the block
 
-This is the one file that knows transformers' conversion classes (checked with transformers 5.23 and 5.24).
+This is the one file that knows transformers' conversion classes (of transformers 5.23 and 5.24).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

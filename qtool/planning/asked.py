@@ -184,7 +184,9 @@ def _of_gguf(asked: Asked, recipe: GgufRecipe) -> Foreseen:
 def _unusable(text: Calibration, named: str | None) -> str | None:
     """What a run will fail for: no plan looks at the text. SourceError where that is named on the
     command line, and of no use; a recipe's may be replaced."""
-    from qtool.texts.mixture import check_source, too_few_bytes
+    from qtool.remarks import NOTE
+    from qtool.texts.mixture import check_source, mixture, too_few_bytes
+    from qtool.texts.source import on_hub
 
     try:
         check_source(text.source)
@@ -192,6 +194,11 @@ def _unusable(text: Calibration, named: str | None) -> str | None:
         if named is not None:
             raise
         return f"calibration.source: {error}; `qtool quantize` fails on it, unless given another"
+    if elsewhere := [part.source for part in mixture(text.source).parts if on_hub(part.source)]:
+        return (
+            f"{NOTE}the calibration text ({', '.join(map(str, elsewhere))}) is a dataset of the "
+            "hub, which a plan does not look at"
+        )
     found = too_few_bytes(text.source, text.samples * text.length)
     if found is None:
         return None

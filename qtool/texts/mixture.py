@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from qtool.errors import RecipeError, SourceError
+from qtool.errors import RecipeError, SourceError, UnsupportedError
 from qtool.texts.source import TOPICS, check_text, is_dataset
 from qtool.texts.stored import JSON, is_plain, kind_of
 
@@ -95,8 +95,12 @@ def mixture(source: str | None) -> Mixture:
 
 def check_source(source: str | None) -> None:
     """SourceError for texts that can be told to be of no use without model, network and torch."""
-    for part in mixture(source).parts:
-        check_text(part.source)
+    of = mixture(source)
+    for part in of.parts:
+        try:
+            check_text(part.source)
+        except (SourceError, UnsupportedError) as error:
+            raise type(error)(f"{of.name}: {error}" if of.name else str(error)) from None
 
 
 def too_few_bytes(source: str | None, tokens: int) -> int | None:

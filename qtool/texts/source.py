@@ -113,6 +113,11 @@ def is_dataset(source: str) -> bool:
     return hub.is_hub_id(source.partition(":")[0])
 
 
+def on_hub(source: str | None) -> bool:
+    """Whether load_text() would ask the hub for it."""
+    return source not in (None, TOPICS) and not Path(source).exists() and is_dataset(source)
+
+
 def _file(source: str) -> Path | None:
     """The file of that name; None where only a hub dataset can be meant. SourceError."""
     path = Path(source)
