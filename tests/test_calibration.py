@@ -389,7 +389,14 @@ def test_a_plan_says_that_the_text_is_of_no_use(recipe: str, tmp_path: Path) -> 
     assert not warnings()
     words[-1] = "calibration.source=ann/texts"
     notes = json.loads(CliRunner().invoke(app, words).stdout)["notes"]
-    assert any("(ann/texts) is a dataset of the hub, which a plan does not" in one for one in notes)
+    assert any(
+        "(ann/texts) is no file here, and a plan looks at no dataset" in one for one in notes
+    )
+    words[-1] = f"calibration.source={path.with_suffix('.zip')}"
+    path.with_suffix(".zip").write_bytes(b"PK")
+    assert (
+        "an archive; unpack it" in json.loads(CliRunner().invoke(app, words).stdout)["warnings"][0]
+    )
 
 
 def test_a_model_without_a_tokenizer(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ from qtool.texts.mixture import check_source, too_few_bytes
 from qtool.texts.source import Text, load_text, read_text
 from qtool.texts.tokenizing import tokenize
 
+PAGE = "https://huggingface.co/datasets/ann/x"
 PACK: dict[str, Callable[[bytes], bytes]] = {
     ".gz": gzip.compress,
     ".bz2": bz2.compress,
@@ -48,6 +49,13 @@ SAID = [
     {"text": "behind a chat"},
     {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]},
 ]
+
+
+ROWS = pyarrow.table({"text": ["a"]})
+_STREAM = pyarrow.BufferOutputStream()
+with pyarrow.ipc.new_stream(_STREAM, ROWS.schema) as _writer:
+    _writer.write_table(ROWS)
+STREAM = _STREAM.getvalue().to_pybytes()  # as `save_to_disk` of datasets writes it
 
 
 @dataclass(frozen=True)
@@ -156,15 +164,16 @@ def test_what_is_unpacked_is_never_there_as_a_whole(suffix: str, tmp_path: Path)
         ("a.parquet", b"version https://git-lfs.github.com/spec/v1\noid", "a pointer of Git LFS"),
         ("a.txt", b"version https://git-lfs.github.com/spec/v1\noid", "a pointer of Git LFS"),
         ("a.json.gz", b"version https://git-lfs.github.com/spec/v1\noid", "a pointer of Git LFS"),
-        ("a.arrow", b"ARROW1\0\0", "Arrow, as datasets saves it: save it as Parquet"),
-        ("a", b"PAR1", r"Parquet: name it \.parquet"),
+        ("a.bin", b"ARROW1\0\0 and so on", "Arrow: save it as Parquet"),
+        ("a.bin", STREAM, "Arrow, as datasets saves it: save it as Parquet"),
+        ("a", b"PAR1 and so on PAR1", r"Parquet: name it \.parquet"),
         ("a.json", gzip.compress(b"{}"), r"compressed by gzip: name it \.gz"),
         ("a.txt.gz", bz2.compress(b"a"), r"compressed by bzip2: name it \.bz2"),
         ("a.txt", lzma.compress(b"a"), r"compressed by xz: name it \.xz"),
         ("a.parquet", PACK[".zst"](b"a"), r"compressed by Zstandard: name it \.zst"),
         ("a.txt", b"PK\x03\x04", "a zip archive: unpack it"),
-        ("a.parquet", b"\n<!DOCTYPE html>", r"a page \(HTML\), not a file: log in"),
-        ("a.jsonl.gz", b"<html>", r"a page \(HTML\), not a file: log in"),
+        ("a.parquet", b"\n<!DOCTYPE html><html>", r"a page \(HTML\), not a file: log in"),
+        ("a.jsonl.gz", b'<html class="no-js">', r"a page \(HTML\), not a file: log in"),
     ],
 )
 def test_a_file_that_is_something_else_than_its_name_says(
@@ -176,6 +185,15 @@ def test_a_file_that_is_something_else_than_its_name_says(
         check_source(str(path))
 
 
+@pytest.mark.parametrize(
+    "text", ["BZhang et al.", "PAR1,text\n", "FEA1 is", "ARROW1 is", "<html>a page</html>", "PK"]
+)
+def test_texts_that_begin_like_something_else(text: str, tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_text(text)
+    check_source(str(tmp_path / "a.log"))
+    assert told(tmp_path / "a.log") == [text]
+
+
 @pytest.mark.parametrize("name", ["a.tar.gz", "a.tgz", "a.zip", "a.tar"])
 def test_archives_are_refused(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(b"text")
@@ -185,9 +203,14 @@ def test_archives_are_refused(name: str, tmp_path: Path) -> None:
 
 def test_what_is_named_instead_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for folder, name in (("shards", "b.parquet"), ("disk", "data-0.arrow"), ("nothing", "a.bin")):
-        (tmp_path / folder).mkdir()
+    for folder, name in (
+        ("shards", "b.parquet"),
+        ("disk/train", "data-0.arrow"),
+        ("nothing", "a.bin"),
+    ):
+        (tmp_path / folder).mkdir(parents=True)
         (tmp_path / folder / name).write_bytes(b"")
+    (tmp_path / "disk" / "dataset_dict.json").write_text("{}")
     (tmp_path / "shards" / "a.jsonl.gz").write_bytes(b"")
     for given, said in (
         ("shards", "a folder; name a file of it, such as a.jsonl.gz; several files are named by"),
@@ -195,11 +218,14 @@ def test_what_is_named_instead_of_a_file(tmp_path: Path, monkeypatch: pytest.Mon
         ("nothing", "a folder; --calibration wants a file: text, JSON, CSV or Parquet"),
         ("shards/*.parquet", "no such file, .*; several files are named by a YAML file"),
         ("", "'': no such file"),
-        ("allenai/c4/en/a.json.gz", "; allenai/c4:en/a.json.gz is one$"),
-        ("hf://datasets/ann/x/data/a.txt", "; ann/x:data/a.txt is one$"),
-        ("https://huggingface.co/datasets/ann/x/resolve/main/a.txt", "; ann/x:a.txt is one$"),
+        ("allenai/c4/en/a.json.gz", "; allenai/c4:en/a.json.gz would be one$"),
+        ("./data/calib/a.txt", r"owner/name:FILE\)$"),
+        ("hf://datasets/ann/x/data/a.txt", "; ann/x:data/a.txt would be one$"),
+        (f"{PAGE}/resolve/main/a.txt?download=true", "; ann/x:a.txt would be one$"),
+        (f"{PAGE}/blob/refs%2Fpr%2F1/a.txt", "; ann/x@refs/pr/1:a.txt would be one$"),
+        ("disk/train/data-0.arrow", r"Arrow is not read; save it as Parquet"),
     ):
-        with pytest.raises(SourceError, match=said):
+        with pytest.raises((SourceError, UnsupportedError), match=said):
             check_source(given)
 
 
@@ -242,6 +268,7 @@ def test_an_array_says_what_its_elements_would_as_lines(
         ('[{"text": "a"}] [', r"expected nothing behind its array, found '\['"),
         ('[{"text": "\\ud800"}]', r"element 1: its text has half of a surrogate pair"),
         ("[" * 200_000, r"element 1: not JSON"),
+        ('[{"text": "a", "id": ' + "1" * 5000 + "}]", r"element 1: not JSON \(Exceeds the limit"),
     ],
 )
 def test_a_bad_array_names_the_element(content: str, said: str, tmp_path: Path) -> None:
@@ -299,6 +326,18 @@ def test_long_rows_are_read_few_at_a_time(tmp_path: Path, monkeypatch: pytest.Mo
         counts: list[int] = []
         assert told(path, counts.append) == ["\n".join(one["text"] for one in said)]
         assert abs(len(counts) - reads) <= reads // 4
+
+
+def test_a_value_that_is_there_once_is_not_read_many_times_at_once(tmp_path: Path) -> None:
+    """A dictionary has it once, and every row of what is read together."""
+    said = [{"text": "words " * 50_000}] * 400
+    path = table(tmp_path / "a.parquet", said)
+    assert path.stat().st_size < 1 << 20
+    before = pyarrow.total_allocated_bytes()
+    most = 0
+    for text in source.read_text(path):
+        most = max(most, pyarrow.total_allocated_bytes() - before, len(text))
+    assert 300_000 <= most <= 24 << 20
 
 
 def test_plans_count_the_largest_page(tmp_path: Path) -> None:
@@ -432,13 +471,19 @@ def test_a_text_to_measure_on_may_be_compressed_or_a_table(tmp_path: Path) -> No
     # What is of no use is told before any work.
     for path in (packed, rows):
         path.write_bytes(path.read_bytes()[:-9])
-    short = tmp_path / "short.txt.gz"
-    short.write_bytes(gzip.compress(b"the and in " * 20))
-    for path, why in (
-        (packed, "ends within gzip"),
-        (rows, "read as Parquet"),
-        (short, "220 bytes"),
-    ):
+    other = {
+        "short.txt.gz": (gzip.compress(b"the and in " * 20), "220 bytes"),
+        "latin.txt": ("é".encode("latin-1") * 999, "not UTF-8"),
+        "chats.jsonl": (json.dumps(SAID[2]).encode(), "is a chat"),
+        "alpaca.json": (b'[{"instruction": "a", "output": "b"}]', "name instruction"),
+        "table.csv": (b"id\n1\n", "expected a column named text"),
+        "lfs.txt": (b"version https://git-lfs.github.com/spec/v1\noid", "a pointer of Git LFS"),
+    }
+    reasons = {packed: "ends within gzip", rows: "read as Parquet"}
+    for name, (content, why) in other.items():
+        (tmp_path / name).write_bytes(content)
+        reasons[tmp_path / name] = why
+    for path, why in reasons.items():
         for words in (
             ["matrix", "tiny", "--recipes", "q4_0", "-o", str(tmp_path / "made"), "--eval"],
             ["report", "tiny", "--against", "tiny", "-o", str(tmp_path / "made"), "--text"],
@@ -465,6 +510,9 @@ def test_a_text_to_measure_on_may_be_compressed_or_a_table(tmp_path: Path) -> No
         (["docs/training.md", "data/train-00000.parquet"], "data/train-00000.parquet"),
         (["constrained.json", "data.jsonl"], "data.jsonl"),
         (["meta.csv", "train.txt"], "train.txt"),
+        (["corpus.txt", "eval_results.csv"], "corpus.txt"),
+        (["licensed_text.jsonl", "license.txt"], "licensed_text.jsonl"),
+        (["config_a.parquet", "x.csv"], "config_a.parquet"),
     ],
 )
 def test_which_file_of_a_dataset(

@@ -25,7 +25,8 @@ from qtool.errors import UnsupportedError
 from qtool.formats.safetensors_header import TensorInfo
 from qtool.planning.plan import make_plan
 from qtool.recipe.recipe import load
-from qtool.streaming.skeleton import Skeleton
+from qtool.streaming.outer_forward import heads_of
+from qtool.streaming.skeleton import Skeleton, read_parameter
 from qtool.streaming.workers import Workers
 from qtool.verification.exact import only_scaled
 from qtool.verification.run import verify_artifact
@@ -92,6 +93,33 @@ def test_blocks_that_are_run_again_are_refused(
         with pytest.raises(UnsupportedError, match=r"runs blocks of .* several times"):
             skeleton.embed(TOKENS)
         monkeypatch.undo()
+
+
+def test_the_head_is_not_read_before_the_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The way from the last block to it is: that no block comes again. Of a model within another,
+    too, whose own head is none."""
+    model = built("llama", tmp_path / "model", **SMALL)
+    read: list[str] = []
+
+    def spy(owner: Any, attribute: str, pieces: Any, reading: Any) -> Any:
+        read.extend(piece.checkpoint_name for piece in pieces)
+        return read_parameter(owner, attribute, pieces, reading)
+
+    monkeypatch.setattr("qtool.streaming.skeleton.read_parameter", spy)
+    Skeleton.open(Checkpoint.open(tmp_path / "model")).embed(TOKENS)
+    assert read == ["model.norm.weight"]
+
+    class Outer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.language_model = model
+
+        def get_output_embeddings(self) -> None:
+            return None
+
+    assert heads_of(Outer()) == heads_of(model) == [model.lm_head]
 
 
 def test_a_tower_that_is_converted_does_not_matter(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qtool.errors import SourceError
+from qtool.errors import SourceError, UnsupportedError
 from qtool.remarks import told_apart
 
 if TYPE_CHECKING:
@@ -190,14 +190,14 @@ def _unusable(text: Calibration, named: str | None) -> str | None:
 
     try:
         check_source(text.source)
-    except SourceError as error:
+    except (SourceError, UnsupportedError) as error:
         if named is not None:
             raise
         return f"calibration.source: {error}; `qtool quantize` fails on it, unless given another"
     if elsewhere := [part.source for part in mixture(text.source).parts if on_hub(part.source)]:
         return (
-            f"{NOTE}the calibration text ({', '.join(map(str, elsewhere))}) is a dataset of the "
-            "hub, which a plan does not look at"
+            f"{NOTE}the calibration text ({', '.join(map(str, elsewhere))}) is no file here, and a "
+            "plan looks at no dataset of the hub"
         )
     found = too_few_bytes(text.source, text.samples * text.length)
     if found is None:

@@ -42,7 +42,6 @@ from qtool.streaming.weights import Weights
 from qtool.texts.datasets import named
 from qtool.texts.encoding import filled
 from qtool.texts.source import read_text
-from qtool.texts.stored import is_plain
 from qtool.texts.tokenizing import tokenize, tokenized
 
 if TYPE_CHECKING:
@@ -106,9 +105,8 @@ def check_protocol(protocol: Protocol) -> None:
     if text.suffix.lower() in (".yaml", ".yml"):
         raise SourceError(f"{text}: YAML, which names several texts for --calibration; name one")
     # No token is less than a byte, but for what is put in front.
-    size, count = text.stat().st_size, protocol.windows or 1
-    if not is_plain(text):
-        size = len(filled("", read_text(text), count * protocol.length).encode())
+    count = protocol.windows or 1
+    size = len(filled("", read_text(text), count * protocol.length).encode())
     if size + _IN_FRONT < count * protocol.length:
         many = "a window" if count == 1 else f"{count} windows"
         raise SourceError(

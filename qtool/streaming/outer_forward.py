@@ -1,7 +1,7 @@
 """The model's own forward around its blocks, observed with each block's forward replaced."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -47,7 +47,8 @@ def recorded(
     where it hands one of them to the next block, the arguments have Returned. The calls' layout is
     that of hidden states alone. prefix: the blocks' own. kept: arguments so far; without, they stay
     as they are, and torch can go back through them. to_head: go on from the last block to the
-    head, to see that no block comes again, as in models that run some of them several times.
+    head, to see that no block comes again, as in models that run some of them several times; an
+    error on the way there says nothing.
     """
     seen: list[tuple[torch.Tensor, Call]] = []
 
@@ -73,7 +74,7 @@ def recorded(
         try:
             with (
                 replaced(blocks, record, results),
-                _before(model.get_output_embeddings(), end),
+                _before(heads_of(model), end),
                 torch.set_grad_enabled(kept is None),
             ):
                 model(input_ids=torch.from_numpy(tokens), use_cache=False)
@@ -87,7 +88,7 @@ def recorded(
         except _OtherLoopError:
             continue
         # What a loop does that got another kind of return value than it takes apart.
-        except (ValueError, TypeError, IndexError, AttributeError, RuntimeError) as error:
+        except (ValueError, TypeError, LookupError, AttributeError, RuntimeError) as error:
             if len(seen) < len(blocks):
                 said = f" ({(str(error).splitlines() or [''])[0]})"
                 continue
@@ -112,17 +113,22 @@ def recorded(
     )
 
 
+def heads_of(model: nn.Module) -> list[nn.Module]:
+    """What makes logits, of the model and of models within it."""
+    said = [getattr(module, "get_output_embeddings", None) for module in model.modules()]
+    found = [head() for head in said if head is not None]
+    return [*{id(head): head for head in found if head is not None}.values()]
+
+
 @contextmanager
-def _before(module: nn.Module | None, call: Callable[..., None]) -> Iterator[None]:
-    """Within, this is called before a module is, and before its weights are read."""
-    if module is None:
-        yield
-        return
-    hook = module.register_forward_pre_hook(call, prepend=True)
+def _before(modules: Sequence[nn.Module], call: Callable[..., None]) -> Iterator[None]:
+    """Within, this is called before one of them is, and before its weights are read."""
+    hooks = [module.register_forward_pre_hook(call, prepend=True) for module in modules]
     try:
         yield
     finally:
-        hook.remove()
+        for hook in hooks:
+            hook.remove()
 
 
 def _same(one: object, other: torch.Tensor) -> bool:

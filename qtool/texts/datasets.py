@@ -10,10 +10,15 @@ from qtool.errors import SourceError, UnsupportedError
 from qtool.hub import HubModel
 from qtool.texts.stored import JSON, PARQUET, TABLES, check_readable, kind_of
 
-# Kinds of files, the first that there are first: records, texts, and JSON, which may be settings.
-_RECORDS = (*(kind for kind in JSON if kind != ".json"), PARQUET, *TABLES)
-_KINDS = (_RECORDS, (".txt", ".text", ".md"), (".json",))
-_NO_TEXT = ("readme", "license", "dataset_info", "state.json", "config", "trainer_state", ".")
+# Kinds of files, the first that there are first; of .json many are settings.
+_KINDS = (
+    (*(kind for kind in JSON if kind != ".json"), PARQUET),
+    (".txt", ".text", ".md"),
+    (*TABLES,),
+    (".json",),
+)
+_NO_TEXT = {"readme", "license", "licence", "dataset_info", "dataset_infos", "dataset_dict",
+            "state", "config", "trainer_state"}  # fmt: skip
 _TRAIN = re.compile(r"(?i)(?<![a-z])train(?![a-z])")
 _CACHED = re.compile(r"(?:^|/)datasets--(.+?)--([^/]+)/snapshots/[^/]+/(.+)$")
 
@@ -21,7 +26,7 @@ _CACHED = re.compile(r"(?:^|/)datasets--(.+?)--([^/]+)/snapshots/[^/]+/(.+)$")
 def choose(dataset: str) -> str:
     """The file of texts of a dataset: of several, the first that says `train`, if any."""
     names = _names(dataset)
-    own = [name for name in names if not Path(name).name.lower().startswith(_NO_TEXT)]
+    own = [name for name in names if Path(name).name.lower().partition(".")[0] not in _NO_TEXT]
     usable = [name for kinds in _KINDS for name in own if kind_of(name) in kinds]
     if usable:
         return next((name for name in usable if _TRAIN.search(name)), usable[0])

@@ -10,6 +10,7 @@ from qtool.texts.records import TEXT, Record, check_columns
 from qtool.texts.stored import module
 
 _ROWS, _BYTES = 256, 1 << 23  # that are read together, at most
+_FEW = 16  # rows, where values that are the same may be there once, as pyarrow writes them
 _BUFFER = 1 << 20  # bytes of a column of a file that are read together: its parts may be large
 _ROWS_OF_A_PAGE = 1024  # after which writers look at how long it is; a page is read as a whole
 
@@ -24,7 +25,8 @@ def rows(path: Path, read: Callable[[int], object]) -> Iterator[Record]:
             check_columns(path, file.schema_arrow.names, chats=True)
             columns, metadata, number = _columns(file), file.metadata, 0
             count = max(metadata.num_rows, 1)
-            together = min(_ROWS, _BYTES * count // max(sum(_chunks(metadata, columns)), 1))
+            most = min(_FEW, _ROWS) if _dictionaries(metadata, columns) else _ROWS
+            together = min(most, _BYTES * count // max(sum(_chunks(metadata, columns)), 1))
             for batch in file.iter_batches(max(1, together), columns=columns, use_threads=False):
                 for record in batch.to_pylist():
                     number += 1
@@ -64,17 +66,25 @@ def _columns(file: Any) -> list[str]:
 
 def _chunks(metadata: Any, columns: list[str], largest: bool = False) -> list[int]:
     """Bytes of these columns in each group of rows, uncompressed; of the largest alone."""
-    found = []
-    for number in range(metadata.num_row_groups):
-        group = metadata.row_group(number)
-        every = [group.column(i) for i in range(group.num_columns)]
-        sizes = [
-            one.total_uncompressed_size
-            for one in every
-            if one.path_in_schema.partition(".")[0] in columns
-        ]
-        found.append(max(sizes, default=0) if largest else sum(sizes))
-    return found
+    every = [
+        [one.total_uncompressed_size for one in _parts(metadata, number, columns)]
+        for number in range(metadata.num_row_groups)
+    ]
+    return [max(sizes, default=0) if largest else sum(sizes) for sizes in every]
+
+
+def _dictionaries(metadata: Any, columns: list[str]) -> bool:
+    groups = range(metadata.num_row_groups)
+    return any(
+        one.has_dictionary_page for number in groups for one in _parts(metadata, number, columns)
+    )
+
+
+def _parts(metadata: Any, number: int, columns: list[str]) -> list[Any]:
+    """Of a group of rows, what these columns are stored in."""
+    group = metadata.row_group(number)
+    every = [group.column(i) for i in range(group.num_columns)]
+    return [one for one in every if one.path_in_schema.partition(".")[0] in columns]
 
 
 def _without_nulls(value: Any) -> Any:

@@ -166,6 +166,8 @@ class _Held:
                 near = error.pos >= len(self._held) - _NEAR
                 if not near and not error.msg.startswith("Unterminated string"):
                     raise SourceError(f"{where}: not JSON ({error.msg})") from None
+            except ValueError as error:  # of a number that is too long
+                raise SourceError(f"{where}: not JSON ({error})") from None
             if not self._more():
                 raise SourceError(f"{where}: the file ends within it; is it whole?")
             if len(self._held) > _LONGEST_ELEMENT:

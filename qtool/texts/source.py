@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import cast
+from urllib.parse import unquote
 
 from qtool import hub
 from qtool.errors import SourceError
@@ -41,7 +42,8 @@ TOPICS = "pydoc_data.topics"
 MOST_READ, TIMES = 1 << 24, 64
 # How addresses and paths name a file of a dataset: OWNER/NAME/FILE.
 _DATASET = re.compile(
-    r"^(?:hf://datasets/|https?://[^/]+/datasets/)?([\w.-]+/[\w.-]+)/(?:(?:resolve|blob)/[^/]+/)?(.+)$"
+    r"^(?:hf://datasets/|https?://[^/]+/datasets/)?([\w.-]+/[\w.-]+)/"
+    r"(?:(?:resolve|blob)/([^/]+)/)?([^?]+)"
 )
 _KINDS = (*JSON, *TABLES, PARQUET, ".txt")
 _SEVERAL = "several files are named by a YAML file, `- FILE` in each line"
@@ -127,18 +129,27 @@ def _file(source: str) -> Path | None:
         raise SourceError(f"{path}: a folder; {_of_folder(path)}")
     if is_dataset(source):
         return None
-    like = _DATASET.search(source)
+    like = _like(source)
     raise SourceError(
         f"{source or repr(source)}: no such file, and no hub dataset id (owner/name or "
         "owner/name:FILE)"
-        + (f"; {like[1]}:{like[2]} is one" if like else "")
+        + (f"; {like} would be one" if like else "")
         + (f"; {_SEVERAL}" if "*" in source else "")
     )
 
 
+def _like(source: str) -> str | None:
+    """The id of what is written as an address or a path, if it may be a dataset's."""
+    found = _DATASET.search(source)
+    if found is None or not hub.is_hub_id(found[1]):
+        return None
+    revision = unquote(found[2] or "main")
+    return f"{found[1]}{'' if revision == 'main' else f'@{revision}'}:{found[3]}"
+
+
 def _of_folder(path: Path) -> str:
     """What to name instead."""
-    if any(path.glob("*.arrow")):
+    if any(path.glob("**/*.arrow")):
         return f"datasets saved it: {TO_PARQUET}"
     usable = sorted(one.name for one in path.iterdir() if kind_of(one) in _KINDS)
     if not usable:

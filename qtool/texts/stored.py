@@ -30,21 +30,24 @@ AT_ONCE = 1 << 18  # bytes that are read together
 _STEPS = {".gz": 1 << 11, ".bz2": 1 << 11, ".xz": 1 << 11, ".zst": 1 << 8}
 _MODULES = {PARQUET: "pyarrow", ".zst": "zstandard"}
 _ARCHIVES = (".tar", ".tgz", ".tbz", ".tbz2", ".txz", ".zip", ".7z", ".rar")
+_ARROW = (".arrow", ".feather")
 _MIXTURES = (".yaml", ".yml")
 TO_PARQUET = "save it as Parquet (`to_parquet` of datasets, polars or pandas) and name that"
-# How files begin that are something else than their names say.
-_BEGINNINGS = {
-    b"version https://git-lfs.github.com/": "a pointer of Git LFS, not the file itself: fetch that "
-    "with `git lfs pull`, or download it from its page",
-    b"ARROW1": f"Arrow, as datasets saves it: {TO_PARQUET}",
-    b"FEA1": f"Feather: {TO_PARQUET}",
-    b"PAR1": "Parquet: name it .parquet",
-    b"PK\x03\x04": "a zip archive: unpack it, and name a file of it",
-    b"\x1f\x8b": "compressed by gzip: name it .gz",
-    b"BZh": "compressed by bzip2: name it .bz2",
-    b"\xfd7zXZ": "compressed by xz: name it .xz",
-    b"\x28\xb5\x2f\xfd": "compressed by Zstandard: name it .zst",
-}
+# How files begin that are something else than their names say; where text may begin so, too, how
+# they end.
+_BEGINNINGS = (
+    (b"version https://git-lfs.github.com/", b"", "a pointer of Git LFS, not the file itself: "
+     "fetch that with `git lfs pull`, or download it from its page"),
+    (b"ARROW1\0\0", b"", f"Arrow: {TO_PARQUET}"),
+    (b"\xff\xff\xff\xff", b"", f"Arrow, as datasets saves it: {TO_PARQUET}"),
+    (b"FEA1", b"FEA1", f"Feather: {TO_PARQUET}"),
+    (b"PAR1", b"PAR1", "Parquet: name it .parquet"),
+    (b"PK\x03\x04", b"", "a zip archive: unpack it, and name a file of it"),
+    (b"\x1f\x8b", b"", "compressed by gzip: name it .gz"),
+    (b"\xfd7zXZ\0", b"", "compressed by xz: name it .xz"),
+    (b"\x28\xb5\x2f\xfd", b"", "compressed by Zstandard: name it .zst"),
+    *((b"BZh%d1AY&SY" % level, b"", "compressed by bzip2: name it .bz2") for level in range(1, 10)),
+)  # fmt: skip
 _OF_NAME = {PARQUET: b"PAR1", ".gz": b"\x1f\x8b", ".bz2": b"BZh", ".xz": b"\xfd7zXZ",
             ".zst": b"\x28\xb5\x2f\xfd"}  # fmt: skip
 
@@ -66,6 +69,8 @@ def check_readable(name: str | Path) -> None:
     kind = kind_of(path)
     if kind in _ARCHIVES:
         raise UnsupportedError(f"{name}: an archive; unpack it, and name a file of it")
+    if kind in _ARROW:
+        raise UnsupportedError(f"{name}: Arrow is not read; {TO_PARQUET}")
     if _compression(path) and kind in (PARQUET, *_MIXTURES):
         why = "compressed by itself" if kind == PARQUET else "not read where it is compressed"
         raise UnsupportedError(f"{name}: {kind} is {why}; decompress the file and name that")
@@ -81,13 +86,15 @@ def check_beginning(path: Path) -> None:
     try:
         with path.open("rb") as file:
             begin = file.read(64)
+            file.seek(max(0, path.stat().st_size - 16))
+            end = file.read()
     except OSError as error:
         raise SourceError(f"{path}: cannot be read ({error.strerror})") from None
     own = _OF_NAME.get(_compression(path) or kind_of(path))
-    for other, said in _BEGINNINGS.items():
-        if begin.startswith(other) and other != own:
+    for first, last, said in _BEGINNINGS:
+        if begin.startswith(first) and end.endswith(last) and not (own and begin.startswith(own)):
             raise SourceError(f"{path}: is {said}")
-    if own is not None and begin.lstrip()[:9].lower() in (b"<!doctype", b"<html>", b"<html lan"):
+    if own is not None and begin.lstrip().lower().startswith((b"<!doctype", b"<html")):
         raise SourceError(f"{path}: is a page (HTML), not a file: log in, and download it again")
 
 
