@@ -34,6 +34,9 @@ from qtool.streaming.skeleton import Skeleton
 from qtool.texts import tokenizing
 from qtool.texts.tokenizing import tokenize
 
+# Names that transformers no longer wants are none of a user's business.
+pytestmark = pytest.mark.filterwarnings("error::FutureWarning")
+
 __all__ = ["device", "emulator"]
 
 TINY = Path(pipeline.__file__).parent.parent / "tiny"

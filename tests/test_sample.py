@@ -30,6 +30,9 @@ from qtool.streaming.skeleton import Skeleton
 from qtool.texts.source import load_text
 from qtool.texts.tokenizing import decoder, tokenize
 
+# Names that transformers no longer wants are none of a user's business.
+pytestmark = pytest.mark.filterwarnings("error::FutureWarning")
+
 __all__ = ["device", "emulator"]
 
 QUIET = Progress(quiet=True)

@@ -6,9 +6,10 @@ are multiplied with is float16. Embeddings are float32.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +44,10 @@ class Ready:
         """Logits [texts, vocabulary] of the last of `given` [texts, tokens], float32, and keys and
         values so far. UnsupportedError where transformers cannot run it with a cache."""
         model = self.skeleton.model
+        name = cache_name(model.forward)
         try:
-            out = model(input_ids=given.to(self.place), past_key_values=cache, use_cache=True)
-            return out.logits[:, -1].float(), out.past_key_values
+            out = model(input_ids=given.to(self.place), use_cache=True, **{name: cache})
+            return out.logits[:, -1].float(), getattr(out, name)
         # What a model's own code raises when it is run in a way it was not made for.
         except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError,
                 ValueError) as error:  # fmt: skip
@@ -57,6 +59,12 @@ class Ready:
                 f"{type(model).__name__} cannot be run token by token ({type(error).__name__}: "
                 f"{said}); `qtool eval` measures it without a cache"
             ) from error
+
+
+def cache_name(forward: Callable[..., object]) -> str:
+    """What a model's forward and what it returns call keys and values: by another name from
+    transformers 5.24 on."""
+    return "cache" if "cache" in signature(forward).parameters else "past_key_values"
 
 
 def rows_of(skeleton: Skeleton) -> int | None:
