@@ -232,8 +232,8 @@ def _hub() -> Hub:
 def _advice(found: Examined) -> list[str]:
     """One sentence for each thing that will stand in the way."""
     said = []
-    missing = [name for name, version in found.packages.items() if version is None]
-    missing = [name for name in missing if name not in _OPTIONAL]
+    there = found.packages
+    missing = [name for name in there if there[name] is None and name not in _OPTIONAL]
     if missing:
         said.append(f"{', '.join(missing)}: not installed; `pip install qtool` brings them")
     simd, hub = found.simd, found.hub

@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,6 +14,7 @@ import hub_server
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from text_files import Settings
 from typer.testing import CliRunner
 
 from qtool.cli.main import app
@@ -45,14 +45,6 @@ print(json.dumps(found))
 
 def read(path: Path) -> list[str]:
     return ["".join(cast("Text", text)) for text in load_text(str(path)).pieces()]
-
-
-@dataclass(frozen=True)
-class Settings:
-    source: str | None = None
-    samples: int = 4
-    length: int = 16
-    seed: int = 0
 
 
 def test_chunks_are_the_ones_that_the_permutation_names() -> None:

@@ -40,7 +40,7 @@ STREAM = _STREAM.getvalue().to_pybytes()  # as `save_to_disk` of datasets writes
 
 @dataclass(frozen=True)
 class Settings:
-    source: str | None
+    source: str | None = None
     samples: int = 4
     length: int = 16
     seed: int = 0

@@ -69,12 +69,13 @@ def recorded(
     # Most loops take a block's output as it is, some its first element: whichever makes the
     # next block see what the one before it returned.
     said = ""
+    heads = heads_of(model) if to_head else []
     for results in RESULTS:
         seen.clear()
         try:
             with (
                 replaced(blocks, record, results),
-                _before(heads_of(model), end),
+                _before(heads, end),
                 torch.set_grad_enabled(kept is None),
             ):
                 model(input_ids=torch.from_numpy(tokens), use_cache=False)

@@ -92,7 +92,7 @@ def calibration_tokens(
     chosen, name = [], ""
     for part, count in zip(of.parts, of.counts(settings.samples), strict=True):
         own = load_text(part.source)
-        if progress is not None and part.source and own.name not in ("file", part.source, TOPICS):
+        if progress is not None and part.source and own.name not in ("file", part.source):
             progress.say(f"note: {part.source}: its texts are those of {own.name}")
         where = f"the calibration text ({part.source or TOPICS})"
         # Ids of all of a text are there no longer than this.

@@ -41,12 +41,9 @@ def download(dataset: str, file: str) -> Path:
     from huggingface_hub import errors, hf_hub_download
 
     check_readable(file)
-    repository, _, revision = dataset.partition("@")
-    with _explained(dataset):
+    with _explained(dataset) as (repository, revision):
         try:
-            return Path(
-                hf_hub_download(repository, file, repo_type="dataset", revision=revision or None)
-            )
+            return Path(hf_hub_download(repository, file, repo_type="dataset", revision=revision))
         except errors.EntryNotFoundError as error:
             if isinstance(error, errors.LocalEntryNotFoundError):
                 raise
@@ -68,21 +65,19 @@ def named(path: Path) -> str:
 def _names(dataset: str) -> list[str]:
     from huggingface_hub import HfApi
 
-    repository, _, revision = dataset.partition("@")
-    with _explained(dataset):
-        return sorted(
-            HfApi().list_repo_files(repository, repo_type="dataset", revision=revision or None)
-        )
+    with _explained(dataset) as (repository, revision):
+        return sorted(HfApi().list_repo_files(repository, repo_type="dataset", revision=revision))
 
 
 @contextmanager
-def _explained(dataset: str) -> Iterator[None]:
-    """Within, what the hub says becomes a SourceError."""
+def _explained(dataset: str) -> Iterator[tuple[str, str]]:
+    """Within, what the hub says of a repository and its revision becomes a SourceError."""
     from qtool.hub.failures import explained
 
     repository, _, revision = dataset.partition("@")
-    with explained(HubModel(f"datasets/{repository}", revision or "main"), _shown(dataset)):
-        yield
+    found = HubModel(f"datasets/{repository}", revision or "main")
+    with explained(found, _shown(dataset)):
+        yield repository, found.revision
 
 
 def _shown(dataset: str) -> str:

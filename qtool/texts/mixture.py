@@ -100,7 +100,9 @@ def check_source(source: str | None) -> None:
         try:
             check_text(part.source)
         except (SourceError, UnsupportedError) as error:
-            raise type(error)(f"{of.name}: {error}" if of.name else str(error)) from None
+            if not of.name:
+                raise
+            raise type(error)(f"{of.name}: {error}") from None
 
 
 def too_few_bytes(source: str | None, tokens: int) -> int | None:

@@ -25,8 +25,10 @@ def rows(path: Path, read: Callable[[int], object]) -> Iterator[Record]:
             check_columns(path, file.schema_arrow.names, chats=True)
             columns, metadata, number = _columns(file), file.metadata, 0
             count = max(metadata.num_rows, 1)
-            most = min(_FEW, _ROWS) if _dictionaries(metadata, columns) else _ROWS
-            together = min(most, _BYTES * count // max(sum(_chunks(metadata, columns)), 1))
+            parts = [part for _, group in _groups(metadata, columns) for part in group]
+            most = min(_FEW, _ROWS) if any(one.has_dictionary_page for one in parts) else _ROWS
+            total = sum(one.total_uncompressed_size for one in parts)
+            together = min(most, _BYTES * count // max(total, 1))
             for batch in file.iter_batches(max(1, together), columns=columns, use_threads=False):
                 for record in batch.to_pylist():
                     number += 1
@@ -49,13 +51,14 @@ def largest_page(path: Path) -> int:
     pyarrow, parquet = module("pyarrow", path), module("pyarrow.parquet", path)
     try:
         with parquet.ParquetFile(path) as file:
-            metadata = file.metadata
-            every = [
-                min(1.0, _ROWS_OF_A_PAGE / max(metadata.row_group(number).num_rows, 1))
-                for number in range(metadata.num_row_groups)
-            ]
-            chunks = _chunks(metadata, _columns(file), largest=True)
-            return int(max((a * b for a, b in zip(every, chunks, strict=True)), default=0))
+            return max(
+                (
+                    one.total_uncompressed_size * _ROWS_OF_A_PAGE // max(count, _ROWS_OF_A_PAGE)
+                    for count, group in _groups(file.metadata, _columns(file))
+                    for one in group
+                ),
+                default=0,
+            )
     except (pyarrow.ArrowException, OSError, ValueError):
         return 0
 
@@ -64,27 +67,15 @@ def _columns(file: Any) -> list[str]:
     return [name for name in file.schema_arrow.names if name in (TEXT, *PAIR, *COLUMNS)]
 
 
-def _chunks(metadata: Any, columns: list[str], largest: bool = False) -> list[int]:
-    """Bytes of these columns in each group of rows, uncompressed; of the largest alone."""
-    every = [
-        [one.total_uncompressed_size for one in _parts(metadata, number, columns)]
-        for number in range(metadata.num_row_groups)
-    ]
-    return [max(sizes, default=0) if largest else sum(sizes) for sizes in every]
-
-
-def _dictionaries(metadata: Any, columns: list[str]) -> bool:
-    groups = range(metadata.num_row_groups)
-    return any(
-        one.has_dictionary_page for number in groups for one in _parts(metadata, number, columns)
-    )
-
-
-def _parts(metadata: Any, number: int, columns: list[str]) -> list[Any]:
-    """Of a group of rows, what these columns are stored in."""
-    group = metadata.row_group(number)
-    every = [group.column(i) for i in range(group.num_columns)]
-    return [one for one in every if one.path_in_schema.partition(".")[0] in columns]
+def _groups(metadata: Any, columns: list[str]) -> list[tuple[int, list[Any]]]:
+    """Of each group of rows, how many they are, and what these columns are stored in."""
+    found = []
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        parts = [group.column(i) for i in range(group.num_columns)]
+        own = [one for one in parts if one.path_in_schema.partition(".")[0] in columns]
+        found.append((group.num_rows, own))
+    return found
 
 
 def _without_nulls(value: Any) -> Any:

@@ -161,9 +161,7 @@ def text_file(source: str | Path) -> Path:
     """The file of a text to measure on: of a hub dataset where owner/name:FILE names no file here,
     through the hub's cache. SourceError, UnsupportedError."""
     dataset, _, file = str(source).partition(":")
-    if Path(source).exists() or not file or not hub.is_hub_id(dataset):
-        return Path(source)
-    return datasets.download(dataset, file)
+    return datasets.download(dataset, file) if file and on_hub(str(source)) else Path(source)
 
 
 def default_text() -> str:

@@ -12,6 +12,7 @@ Parquet and Zstandard are read by pyarrow and zstandard, the extra qtool[dataset
 
 import bz2
 import lzma
+import re
 import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -33,23 +34,22 @@ _ARCHIVES = (".tar", ".tgz", ".tbz", ".tbz2", ".txz", ".zip", ".7z", ".rar")
 _ARROW = (".arrow", ".feather")
 _MIXTURES = (".yaml", ".yml")
 TO_PARQUET = "save it as Parquet (`to_parquet` of datasets, polars or pandas) and name that"
-# How files begin that are something else than their names say; where text may begin so, too, how
-# they end.
+# How files begin that are something else than their names say, what they are, and the suffix of
+# those that are to begin so. What text may begin with is told by how the file ends, too.
 _BEGINNINGS = (
-    (b"version https://git-lfs.github.com/", b"", "a pointer of Git LFS, not the file itself: "
-     "fetch that with `git lfs pull`, or download it from its page"),
-    (b"ARROW1\0\0", b"", f"Arrow: {TO_PARQUET}"),
-    (b"\xff\xff\xff\xff", b"", f"Arrow, as datasets saves it: {TO_PARQUET}"),
-    (b"FEA1", b"FEA1", f"Feather: {TO_PARQUET}"),
-    (b"PAR1", b"PAR1", "Parquet: name it .parquet"),
-    (b"PK\x03\x04", b"", "a zip archive: unpack it, and name a file of it"),
-    (b"\x1f\x8b", b"", "compressed by gzip: name it .gz"),
-    (b"\xfd7zXZ\0", b"", "compressed by xz: name it .xz"),
-    (b"\x28\xb5\x2f\xfd", b"", "compressed by Zstandard: name it .zst"),
-    *((b"BZh%d1AY&SY" % level, b"", "compressed by bzip2: name it .bz2") for level in range(1, 10)),
+    (rb"version https://git-lfs\.github\.com/", "a pointer of Git LFS, not the file itself: fetch "
+     "that with `git lfs pull`, or download it from its page", ""),
+    (rb"ARROW1\0\0", f"Arrow: {TO_PARQUET}", ""),
+    (rb"\xff{4}", f"Arrow, as datasets saves it: {TO_PARQUET}", ""),
+    (rb"FEA1", f"Feather: {TO_PARQUET}", ""),
+    (rb"PAR1", "Parquet: name it .parquet", PARQUET),
+    (rb"PK\x03\x04", "a zip archive: unpack it, and name a file of it", ""),
+    (rb"\x1f\x8b", "compressed by gzip: name it .gz", ".gz"),
+    (rb"BZh[1-9]1AY&SY", "compressed by bzip2: name it .bz2", ".bz2"),
+    (rb"\xfd7zXZ\0", "compressed by xz: name it .xz", ".xz"),
+    (rb"\x28\xb5\x2f\xfd", "compressed by Zstandard: name it .zst", ".zst"),
 )  # fmt: skip
-_OF_NAME = {PARQUET: b"PAR1", ".gz": b"\x1f\x8b", ".bz2": b"BZh", ".xz": b"\xfd7zXZ",
-            ".zst": b"\x28\xb5\x2f\xfd"}  # fmt: skip
+_ENDS_SO_TOO = (b"FEA1", b"PAR1")
 
 
 def kind_of(name: str | Path) -> str:
@@ -90,11 +90,12 @@ def check_beginning(path: Path) -> None:
             end = file.read()
     except OSError as error:
         raise SourceError(f"{path}: cannot be read ({error.strerror})") from None
-    own = _OF_NAME.get(_compression(path) or kind_of(path))
-    for first, last, said in _BEGINNINGS:
-        if begin.startswith(first) and end.endswith(last) and not (own and begin.startswith(own)):
+    own = _compression(path) or kind_of(path)
+    for pattern, said, suffix in _BEGINNINGS:
+        at_the_end = pattern not in _ENDS_SO_TOO or end.endswith(pattern)
+        if suffix != own and re.match(pattern, begin) and at_the_end:
             raise SourceError(f"{path}: is {said}")
-    if own is not None and begin.lstrip().lower().startswith((b"<!doctype", b"<html")):
+    if not is_plain(path) and begin.lstrip().lower().startswith((b"<!doctype", b"<html")):
         raise SourceError(f"{path}: is a page (HTML), not a file: log in, and download it again")
 
 
