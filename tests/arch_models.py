@@ -189,6 +189,33 @@ def _stablelm() -> Any:  # LayerNorm with bias, rope on a quarter of each head, 
     )
 
 
+def _sarvam_moe() -> Any:  # q, k, v in one matrix of the checkpoint, apart in the class; biases
+    from transformers import CONFIG_MAPPING
+
+    return CONFIG_MAPPING["sarvam_moe"](
+        vocab_size=VOCABULARY,
+        hidden_size=64,
+        intermediate_size=96,
+        moe_intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        attention_bias=True,
+        num_experts=4,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        first_k_dense_replace=1,
+        n_group=1,
+        topk_group=1,
+        max_position_embeddings=256,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        tie_word_embeddings=False,
+    )
+
+
 CONFIGS: dict[str, Callable[[], Any]] = {
     "llama": _llama,
     "qwen3": _qwen3,
@@ -200,6 +227,7 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     "qwen3_moe": _qwen3_moe,
     "qwen2": _qwen2,
     "stablelm": _stablelm,
+    "sarvam_moe": _sarvam_moe,
 }
 # The eight that the tool promises.
 ARCHITECTURES = tuple(CONFIGS)[:8]

@@ -15,6 +15,12 @@ from qtool.transforms import fold
 
 # Producers that take the scales of each input of the last block, by what they feed.
 EXPECTED = {
+    "sarvam_moe": {
+        "query_key_value": "input_layernorm",
+        "dense": "query_key_value",
+        "gate": "post_attention_layernorm",
+        "down_proj": "up_proj",
+    },
     "llama": {
         "q_proj": "input_layernorm",
         "o_proj": "v_proj",

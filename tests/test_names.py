@@ -11,8 +11,11 @@ import torch
 from arch_models import CONFIGS, build
 
 from qtool.checkpoints.checkpoint import Checkpoint
+from qtool.checkpoints.conversions import splits
 from qtool.checkpoints.names import Binding, bind
 from qtool.errors import SourceError
+from qtool.streaming.joined_rows import join
+from qtool.streaming.meta_model import find_blocks
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,10 @@ def headers(folder: Path) -> dict[str, Shape]:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_parameter_is_covered_exactly_once(name: str, tmp_path: Path) -> None:
     model = model_of(name)
-    names = bind(model, headers(build(name, tmp_path)))
+    tensors = headers(build(name, tmp_path))
+    joined = join(model, splits(model, tensors), find_blocks(model)[0])
+    assert bool(joined) == (name == "sarvam_moe")
+    names = bind(model, tensors, joined)
     assert names.unknown == ()
     tied = set(model.all_tied_weights_keys)
     for parameter, value in model.state_dict().items():

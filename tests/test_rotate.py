@@ -29,7 +29,7 @@ from qtool.verification.run import verify_artifact
 
 # Width of the stream and of a head that is rotated, by architecture.
 HEADS = {"llama": 8, "qwen3": 32, "gemma3": 16, "phi3": 16, "opt": 16, "gpt_neox": 16,
-         "mixtral": 16, "qwen3_moe": 16, "qwen2": 16, "stablelm": 16}  # fmt: skip
+         "mixtral": 16, "qwen3_moe": 16, "qwen2": 16, "stablelm": 16, "sarvam_moe": 16}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

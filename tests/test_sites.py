@@ -1,5 +1,6 @@
 """Sites: readers, producers and order, on every architecture."""
 
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -67,6 +68,11 @@ EXPECTED = {
         (("self_attn.o_proj",), None),
         (("mlp.down_proj",), None),
     ],
+    "sarvam_moe": [
+        (("attention.query_key_value",), "input_layernorm"),
+        (("attention.dense",), None),
+        *LLAMA[2:],
+    ],
     "mixtral": [
         *LLAMA[:2],
         (("block_sparse_moe.gate",), "post_attention_layernorm"),
@@ -111,7 +117,15 @@ def test_readers_and_producers(name: str, tmp_path: Path) -> None:
     assert sorted(n for site in found.sites for n in site.names) == sorted(matrices)
     for site in found.sites:
         for reader in site.readers:
-            rows = reader.rows[1] - reader.rows[0]
+            made = [
+                (one.first, one.rows[1] - one.rows[0])
+                for call in found.linears
+                for one in call.readers
+                if one.name == reader.name
+            ]
+            ends = accumulate(rows for _, rows in made)
+            assert [first for first, _ in made] == [0, *ends][:-1]
+            rows = sum(rows for _, rows in made)
             assert block.weights[reader.name].shape == (rows, site.in_features)
         if site.producer is not None:
             assert block.weights[site.producer].shape == (site.in_features,)

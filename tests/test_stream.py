@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from qtool.calibrating.sites import Tracer
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import SourceError, UnsupportedError
+from qtool.streaming.joined_rows import Joined, RowsOf
 from qtool.streaming.skeleton import Skeleton
 from qtool.streaming.workers import Workers
 
@@ -75,13 +76,31 @@ def test_logits_are_those_of_transformers(
     assert float((ours - theirs).abs().max()) <= 1e-5 * float(theirs.abs().max())
 
 
+def tensors_of_a_block(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Under the names that transformers has."""
+    parts: dict[str, torch.Tensor] = {}
+    found = dict(module.state_dict())
+    for path, part in module.named_modules():
+        if isinstance(part, Joined):
+            for key, _ in part.named_parameters():
+                del found[f"{path}.{key}"]
+        if isinstance(part, RowsOf):
+            parts[f"{path}.weight"] = part.weight
+            if part.bias is not None:
+                parts[f"{path}.bias"] = part.bias
+    return found | parts
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_parameter_of_a_block_is_bit_equal(name: str, folders: dict[str, Path]) -> None:
     skeleton = Skeleton.open(Checkpoint.open(folders[name]))
     theirs = whole(folders[name]).state_dict()
     for index in range(skeleton.count):
         block = skeleton.block(index)
-        for key, value in block.module.state_dict().items():
+        own = tensors_of_a_block(block.module)
+        here = {key for key in theirs if key.startswith(block.prefix)}
+        assert {block.prefix + key for key in own} == here
+        for key, value in own.items():
             assert torch.equal(value, theirs[block.prefix + key]), key
         assert set(block.weights) == set(skeleton.block_tensors(index))
         for key, view in block.weights.items():

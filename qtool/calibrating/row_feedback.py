@@ -117,7 +117,8 @@ class Feedback:
                 for kind, total in _sums(there, stream, workers, ends, wanted).items():
                     if total.any():
                         with products_in("float32"):
-                            rows |= _told(kind, total, found, kinds, names, passage)
+                            told = _told(kind, total, found, kinds, names, passage)
+                        rows |= _whole(rows, told, kind.matrix.rows, block)
         return rows
 
 
@@ -173,6 +174,23 @@ def _told(
         return {reader.name: factor for reader in readers if reader.rows == whole}
     owns = {reader.name: slice(*reader.rows) for reader in readers}
     return {name: host(total[own, own].contiguous()) for name, own in owns.items()}
+
+
+def _whole(
+    before: Rows, told: Rows, own: tuple[int, int] | None, block: LoadedBlock
+) -> dict[str, Floats | RowFactor]:
+    """The same for the tensor that has these rows and those of other matrices: rows of different
+    matrices do not make up for each other."""
+    if own is None:
+        return told
+    every: Rows = {}
+    for name, part in told.items():
+        out = len(block.weights[name])
+        whole = before.get(name, np.zeros((out, out), np.float32))
+        assert isinstance(whole, np.ndarray) and isinstance(part, np.ndarray)
+        whole[slice(*own), slice(*own)] = part
+        every[name] = whole
+    return every
 
 
 def _groups(widths: Mapping[_Kind, int], room: int | None) -> list[list[_Kind]]:

@@ -35,6 +35,7 @@ class Reader:
 
     name: str
     rows: tuple[int, int]
+    first: int = 0  # its own row that makes the first of them; behind them it may have more
 
 
 @dataclass(frozen=True)
@@ -166,7 +167,8 @@ def _resolve(block: LoadedBlock, traced: Trace, stacked: bool = False) -> BlockS
     for key, calls in groups.items():
         unique = list(dict.fromkeys((call.matrix, call.bias, call.out_features) for call in calls))
         readers = {matrix: readers_of(matrix) for matrix, _, _ in unique}
-        every = tuple(reader for group in readers.values() for reader in group)
+        # One tensor may be several matrices.
+        every = tuple({r.name: r for group in readers.values() for r in group}.values())
         if not every:
             continue
         producer_names = producers[key]
@@ -189,13 +191,28 @@ def _resolve(block: LoadedBlock, traced: Trace, stacked: bool = False) -> BlockS
     order = {call.matrix: number for number, call in reversed([*enumerate(traced.calls)])}
     _add_unreached_experts(block, pieces, readers_of, sites, linears)
     linears.sort(key=lambda linear: order.get(linear.matrix, len(order)))
-    read = {reader.name for site in sites for reader in site.readers}
+    read = _read(sites)
     unread = tuple(
         name
         for name, view in block.weights.items()
         if view.ndim == 2 and name.endswith(".weight") and name not in read
     )
     return BlockSites(tuple(sites), tuple(linears), unread)
+
+
+def _read(sites: Sequence[Site]) -> set[str]:
+    """Tensors that some site reads, each matrix of which reads that one."""
+    found: set[str] = set()
+    for site in sites:
+        for name in site.names:
+            if name in found and not site.stacked:
+                raise UnsupportedError(
+                    f"{name}: it is several matrices above one another, which read different "
+                    "inputs; calibrated methods quantize such a tensor as one, RTN can (it needs "
+                    "no inputs)"
+                )
+            found.add(name)
+    return found
 
 
 def _producer(traced: Trace, call: TracedCall) -> tuple[str, str | None, frozenset[int]] | None:
@@ -214,8 +231,12 @@ def _readers(pieces: Mapping[str, Sequence[Binding]], matrix: Matrix) -> tuple[R
                 continue
             index = index[2:] if matrix.turned else index[1:]
         rows = index[0] if index else slice(0, binding.shape[0])
-        if isinstance(rows, slice) and len(binding.shape) == 2:
-            readers.append(Reader(binding.checkpoint_name, (rows.start, rows.stop)))
+        if not isinstance(rows, slice) or len(binding.shape) != 2:
+            continue
+        own, first = (rows.start, rows.stop), 0
+        if matrix.rows is not None:  # of the parameter, which is this tensor
+            own, first = (0, matrix.rows[1] - matrix.rows[0]), matrix.rows[0]
+        readers.append(Reader(binding.checkpoint_name, own, first))
     return tuple(readers)
 
 

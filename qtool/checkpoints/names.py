@@ -8,7 +8,7 @@ numbers, so that each checkpoint tensor comes out as an index into a parameter:
 
     parameter[index] is the checkpoint tensor, and a view: writing into it changes the block
 
-This is the one file that knows transformers' conversion classes (of transformers 5.23 and 5.24).
+The reverse, one tensor of which a model makes several parameters, is for joined_rows.py.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Protocol
 
+from qtool.checkpoints.conversions import Conversions
 from qtool.checkpoints.fused_experts import DOWN, GATE_UP, PARTS, layout_of
 from qtool.checkpoints.layer_names import experts_of
 from qtool.errors import SourceError, UnsupportedError
@@ -73,37 +74,30 @@ class _Tile:
     pieces: tuple[tuple[str, Index], ...]
 
 
-def bind(model: Any, tensors: Mapping[str, HasShape]) -> Names:
+def bind(
+    model: Any, tensors: Mapping[str, HasShape], joined: Mapping[str, str] | None = None
+) -> Names:
     """Bind every checkpoint tensor that the model class has a place for.
 
     `model` is a transformers PreTrainedModel, on the meta device or not. A tensor whose shape is
     not the model's raises SourceError. What is converted otherwise than by a view is left unbound:
-    of a model that also sees it may be a part that text does not need.
+    of a model that also sees it may be a part that text does not need. joined: the parameters that
+    some tensors are already known to be.
     """
-    from transformers.conversion_mapping import get_model_conversion_mapping
-    from transformers.core_model_loading import (
-        Transpose,
-        WeightConverter,
-        WeightRenaming,
-        dot_natural_key,
-        rename_source_key,
-    )
+    from transformers.core_model_loading import Transpose, dot_natural_key
 
     state = model.state_dict()
-    mapping = get_model_conversion_mapping(model)
-    renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
-    converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
-    by_pattern = {pattern: entry for entry in converters for pattern in entry.source_patterns}
-    prefix = model.base_model_prefix
+    conversions = Conversions.of(model)
+    joined = joined or {}
 
     plain: dict[str, str] = {}
     gathered: dict[str, tuple[Any, dict[str, list[str]]]] = {}
     unknown: list[str] = []
     # Natural order, because a tensor's place in a list is its expert's number.
     for name in sorted(tensors, key=dot_natural_key):
-        target, pattern = rename_source_key(name, renamings, converters, prefix, state)
-        if target not in state and name in state:
-            target, pattern = name, None
+        target, pattern = conversions.target(name, state)
+        if name in joined or (target not in state and name in state):
+            target, pattern = joined.get(name, name), None
         if target not in state:
             unknown.append(name)
         elif pattern is None:
@@ -112,7 +106,8 @@ def bind(model: Any, tensors: Mapping[str, HasShape]) -> Names:
             else:
                 plain[target] = name
         else:
-            _, sources = gathered.setdefault(target, (by_pattern[pattern], {}))
+            converter = conversions.by_pattern[pattern]
+            _, sources = gathered.setdefault(target, (converter, {}))
             sources.setdefault(pattern, []).append(name)
 
     of_parameter: dict[str, tuple[Binding, ...]] = {}
@@ -140,8 +135,8 @@ def bind(model: Any, tensors: Mapping[str, HasShape]) -> Names:
 
     # Classes that know fused experts only, given the same apart: see fused_experts.py.
     def fused(name: str) -> str | None:
-        target, pattern = rename_source_key(name, renamings, converters, prefix, state)
-        turns = [] if pattern is None else by_pattern[pattern].operations
+        target, pattern = conversions.target(name, state)
+        turns = [] if pattern is None else conversions.by_pattern[pattern].operations
         as_is = all(isinstance(operation, Transpose) for operation in turns)
         return target if target in state and as_is else None
 

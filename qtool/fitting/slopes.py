@@ -25,7 +25,7 @@ Neural Networks with Kronecker-factored Approximate Curvature, 2015, of which th
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from errno import EIO
 
 import numpy as np
@@ -115,7 +115,7 @@ def measure(
                 seen, given = _through_block(
                     there, passing, gradients, before.given[index], turn, behind is not None
                 )
-                named = _named(sites, seen, tokens.size)
+                named = _named(block, sites, seen, tokens.size)
             gradients.turn()
             found.append(way.kept.keep_slopes(index, named, gradients, given))
             del block, given
@@ -186,7 +186,7 @@ def _finished(kept: Kept, count: int) -> tuple[list[Block], Passing | None]:
     return [], None
 
 
-def _named(sites: BlockSites, seen: Seen, tokens: int) -> Named:
+def _named(block: LoadedBlock, sites: BlockSites, seen: Seen, tokens: int) -> Named:
     """Slopes of a block's matrices, under the names that the checkpoint has for their rows."""
     by_id = {site.id: site for site in sites.sites}
     reached = {
@@ -194,20 +194,28 @@ def _named(sites: BlockSites, seen: Seen, tokens: int) -> Named:
         for matrix, sums in seen.items()
         if matrix.expert is not None and sums.rows is not None
     }
-    found: Named = []
+    found: dict[tuple[str, int], Slope] = {}
+    unknown: set[tuple[str, int]] = set()
     for linear in sites.linears:
         site = by_id[linear.site]
         slope = seen.get(linear.matrix, Sums()).slope(tokens)
         if slope is None and linear.matrix.parameter in reached:
             # An expert that no token reached costs nothing here.
             slope = Slope(np.zeros(linear.out_features), np.ones(site.in_features), 0)
-        if slope is None:  # what no gradient passes is not known to cost nothing
-            continue
         number = linear.matrix.expert if site.stacked else None
         for reader in linear.readers:
+            key = reader.name, -1 if number is None else number
+            if slope is None:  # what no gradient passes is not known to cost nothing
+                unknown.add(key)
+                continue
             own = Slope(slope.rows[slice(*reader.rows)], slope.columns, slope.count)
-            found.append((reader.name, -1 if number is None else number, own))
-    return found
+            if linear.matrix.rows is not None:  # of several that one tensor is
+                rows = np.zeros(len(block.weights[reader.name]))
+                rows[slice(*linear.matrix.rows)] = own.rows
+                rows += found[key].rows if key in found else 0
+                own = replace(own, rows=rows)
+            found[key] = own
+    return [(*key, own) for key, own in found.items() if key not in unknown]
 
 
 def _through_block(

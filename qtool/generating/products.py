@@ -6,7 +6,8 @@
                    else for this product
 
 A matrix is known by where it lies in its parameter, which stays on torch's meta device: whole, or
-the slice of one expert, which may be made of two matrices of the checkpoint (gate and up).
+the slice of one expert, which may be made of two matrices of the checkpoint (gate and up). Of one
+that several modules have rows of, all are computed, once for an input that they share.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -74,6 +75,7 @@ class Matrix:
     name: str
     times: Product
     fused: bool  # whether vectors are multiplied by packed words
+    rows: slice | None = None  # those of its outputs that are wanted, where it is not all
 
 
 def matrix(reading: InFloat32 | OnDevice, name: str) -> Matrix:
@@ -132,6 +134,8 @@ class Products(TorchCalls):
         self._rounded = rounded
         self.block = 0
         self.failed = False  # a product, not the model's own code
+        # Of which all outputs were computed last: its name, the input as it was, and they.
+        self._last: tuple[str, torch.Tensor, int, torch.Tensor] | None = None
 
     def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func is F.linear:
@@ -155,6 +159,14 @@ class Products(TorchCalls):
         return product if bias is None else product + bias
 
     def _times(self, one: Matrix, x: torch.Tensor) -> torch.Tensor:
+        if one.rows is None:
+            return self._all_rows(one, x)
+        last = self._last
+        if last is None or last[0] != one.name or last[1] is not x or last[2] != x._version:
+            last = self._last = (one.name, x, x._version, self._all_rows(one, x))
+        return last[3][..., one.rows]
+
+    def _all_rows(self, one: Matrix, x: torch.Tensor) -> torch.Tensor:
         size = self._online.inputs.get(one.name)
         x = x if size is None else turned(x, size)
         rounding = self._rounded.of_matrix.get(one.name)

@@ -8,7 +8,7 @@ are multiplied with is float16. Embeddings are float32.
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from qtool.memory import memory
 from qtool.quality.engine_inputs import activations
 from qtool.runs.progress import Progress
 from qtool.streaming.device import Device
+from qtool.streaming.joined_rows import Joined, RowsOf
 from qtool.streaming.meta_model import tensors_of
 from qtool.streaming.reading import OnHost
 from qtool.streaming.skeleton import Skeleton, move, read_parameter
@@ -139,13 +140,18 @@ def _load(
                 raise skeleton.lacks(name)
             continue
         parameter = getattr(owner, attribute)
-        linear = isinstance(owner, nn.Linear) and attribute == "weight"
+        linear = isinstance(owner, nn.Linear | Joined) and attribute == "weight"
         found = _slices(parameter, pieces) if linear or parameter.ndim == 3 else None
         if found is None:
             read_parameter(owner, attribute, pieces, reading)
             continue
         for place, names in found.items():
             matrices[place] = [matrix(multiplied, one) for one in names]
+    whole = dict(matrices)
+    for module in skeleton.model.modules():
+        if isinstance(module, RowsOf) and (rows := module.rows("weight")) is not None:
+            (one,) = whole[key(module.joined.weight)]
+            matrices[key(module.weight)] = [replace(one, rows=rows)]
     move(skeleton.model, reading.place)
     return matrices
 

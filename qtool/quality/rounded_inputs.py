@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from qtool.quality.activations import Rounding
+from qtool.streaming.by_address import ByAddress
 from qtool.streaming.linears import ADDMMS, MATMULS
 from qtool.streaming.skeleton import Skeleton
 from qtool.streaming.stream import LoadedBlock
@@ -49,14 +50,14 @@ class Activations:
         """Within, the block's linears read rounded inputs; in the thread that enters it."""
         if not self:
             return nullcontext()
-        by_address: dict[int, Rounding] = {}
-        for name, view in block.weights.items():
-            rounding = self.of_matrix.get(name)
-            if rounding is not None:
-                for matrix in view if view.ndim == 3 else (view,):
-                    by_address[matrix.data_ptr()] = rounding
+        by_address = ByAddress.of(
+            (matrix, self.of_matrix[name])
+            for name, view in block.weights.items()
+            if name in self.of_matrix
+            for matrix in (view if view.ndim == 3 else (view,))
+        )
         kept = self.kept.of_block(block.index) if self.kept is not None else None
-        return RoundedInputs(lambda weight: by_address.get(weight.data_ptr()), kept)
+        return RoundedInputs(by_address.find, kept)
 
     def outside(self, skeleton: Skeleton) -> AbstractContextManager[Any]:
         """Within, the linears before and after the blocks do, the head above all."""

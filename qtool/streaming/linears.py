@@ -15,20 +15,24 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from qtool.streaming.joined_rows import Joined
 from qtool.streaming.torch_calls import TorchCalls
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """The matrix of one linear call: a 2-D parameter, or one slice of a 3-D one."""
+    """The matrix of one linear call: a 2-D parameter, one slice of a 3-D one, or rows of a joined
+    one."""
 
     parameter: str  # name within the block, "self_attn.q_proj.weight"
     expert: int | None  # which slice of a 3-D parameter
     turned: bool = False  # the slice is [in, out]
+    rows: tuple[int, int] | None = None  # of a 2-D parameter, from the first to behind the last
 
     def of(self, parameter: torch.Tensor) -> torch.Tensor:
         """The matrix [out, in], a view."""
         part = parameter if self.expert is None else parameter[self.expert]
+        part = part if self.rows is None else part[slice(*self.rows)]
         return part.mT if self.turned else part
 
 
@@ -37,6 +41,8 @@ class WeightIndex:
 
     def __init__(self, module: nn.Module) -> None:
         self._owner: dict[int, tuple[str, torch.Tensor]] = {}
+        self._joined = {id(one) for part in module.modules() if isinstance(part, Joined)
+                        for one in part.parameters()}  # fmt: skip
         for name, parameter in module.named_parameters():
             self._owner.setdefault(parameter.untyped_storage().data_ptr(), (name, parameter))
 
@@ -47,6 +53,9 @@ class WeightIndex:
             return None
         name, parameter = owner
         offset = weight.storage_offset() - parameter.storage_offset()
+        if id(parameter) in self._joined:
+            first = offset // parameter.stride(0)
+            return Matrix(name, None, rows=(first, first + len(weight)))
         turned = parameter.ndim == 3 and _same(weight.t(), parameter)
         if not turned and not _same(weight, parameter):
             return None
@@ -67,11 +76,12 @@ class WeightIndex:
         return [replace(first, expert=expert) for expert in range(len(weights))]
 
     def bias(self, bias: torch.Tensor | None) -> str | None:
-        """The name of the 1-D parameter that `bias` is, or None."""
+        """The name of the 1-D parameter that `bias` is, or a part of a joined one; or None."""
         if bias is None:
             return None
-        owner = self._owner.get(bias.untyped_storage().data_ptr())
-        return owner[0] if owner is not None and owner[1].shape == bias.shape else None
+        name, parameter = self._owner.get(bias.untyped_storage().data_ptr(), (None, bias))
+        whole = parameter.shape == bias.shape or id(parameter) in self._joined
+        return name if whole else None
 
 
 def _same(weight: torch.Tensor, parameter: torch.Tensor) -> bool:

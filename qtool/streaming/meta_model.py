@@ -105,7 +105,7 @@ def meta_model(checkpoint: Weights) -> Any:
             model = make(
                 config,
                 dtype=torch.float32,
-                attn_implementation=attention,
+                attn_implementation=_everywhere(config, attention),
                 # One F.linear per expert, in which the expert's own rows can be seen.
                 experts_implementation="eager",
             )
@@ -116,6 +116,16 @@ def meta_model(checkpoint: Weights) -> Any:
             f"({type(error).__name__}: {said}); compare it with the published one"
         ) from error
     return model.eval()
+
+
+def _everywhere(config: Any, attention: str) -> str | dict[str, str]:
+    """Of a model with towers that see or hear, eager for these, which are never run: some have
+    nothing else (Gemma 4's that hears)."""
+    parts = getattr(config, "sub_configs", None)
+    if not parts:
+        return attention
+    towers = dict.fromkeys((key for key in parts if OTHER_TOWERS.search(key)), "eager")
+    return {"": attention, **dict.fromkeys(parts, attention), **towers}
 
 
 def _class_of(checkpoint: Weights, config: type) -> Any:

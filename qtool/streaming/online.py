@@ -12,7 +12,7 @@ forward pass meets the rotated ones.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 
+from qtool.streaming.by_address import ByAddress
 from qtool.streaming.torch_calls import TorchCalls
 
 if TYPE_CHECKING:
@@ -49,11 +50,9 @@ class Online:
 
     def inside(self, block: LoadedBlock) -> AbstractContextManager[Any]:
         """Within, the block's calls get rotated inputs; in the thread that enters it."""
-        sizes = {
-            view.data_ptr(): self.inputs[name]
-            for name, view in block.weights.items()
-            if name in self.inputs
-        }
+        sizes = ByAddress.of(
+            (view, self.inputs[name]) for name, view in block.weights.items() if name in self.inputs
+        )
         heads = self.heads.get(block.index)
         return nullcontext() if not sizes and heads is None else _Turned(sizes, heads)
 
@@ -78,7 +77,7 @@ def block_size(width: int) -> int:
 
 
 class _Turned(TorchCalls):
-    def __init__(self, sizes: Mapping[int, int], heads: int | None) -> None:
+    def __init__(self, sizes: ByAddress[int], heads: int | None) -> None:
         super().__init__()
         self._sizes = sizes
         self._heads = heads
@@ -93,7 +92,7 @@ class _Turned(TorchCalls):
     def _linear(
         self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        size = self._sizes.get(weight.data_ptr())
+        size = self._sizes.find(weight)
         return (input if size is None else turned(input, size)), weight, bias
 
 

@@ -15,6 +15,7 @@ from qtool.streaming.weights import Weights
 
 STORED = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _PART_BYTES = 1 << 25
+Table = tuple[str, ...]  # the checkpoint tensors that an embedding is made of, one above the other
 
 
 class Reading(Protocol):
@@ -108,14 +109,14 @@ class EmbeddingRows(TorchCalls):
     """
 
     def __init__(
-        self, checkpoint: Weights, tables: Mapping[int, str], announced: NDArray[np.int64]
+        self, checkpoint: Weights, tables: Mapping[int, Table], announced: NDArray[np.int64]
     ) -> None:
-        """tables: checkpoint names by the id of the parameter. announced: ids that will come."""
+        """tables: by the id of the parameter. announced: ids that will come."""
         super().__init__()
         self._checkpoint = checkpoint
         self._tables = tables
         self._announced = torch.from_numpy(np.unique(announced))
-        self._read: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}  # sorted ids, rows
+        self._read: dict[Table, tuple[torch.Tensor, torch.Tensor]] = {}  # sorted ids, rows
         # By table, [...] and [..., width], where torch is to go back to them: to be set by who
         # wants it.
         self.looked_up: list[tuple[str, torch.Tensor, torch.Tensor]] | None = None
@@ -130,18 +131,18 @@ class EmbeddingRows(TorchCalls):
         ids, weight = _embedding_arguments(*args, **kwargs)
         if weight.device.type != "meta":
             return func(*args, **kwargs)
-        name = self._tables.get(id(weight))
-        if name is None:
+        table = self._tables.get(id(weight))
+        if table is None:
             raise SourceError(
                 f"{self._checkpoint.path}: no tensor for an embedding of shape "
                 f"{list(weight.shape)}, which the model needs; the checkpoint is incomplete"
             )
         here = ids.cpu().contiguous()  # a part of a table of positions is not; torch warns of it
         with torch.device("cpu"):  # whatever makes tensors elsewhere by default around the model
-            known, rows = self._rows(name, here)
+            known, rows = self._rows(table, here)
         found = rows[torch.searchsorted(known, here)].to(ids.device)
-        if self.looked_up is not None:
-            self.looked_up.append((name, here, found.requires_grad_()))
+        if self.looked_up is not None and len(table) == 1:
+            self.looked_up.append((table[0], here, found.requires_grad_()))
             return found.clone()  # which a model may write into
         return found
 
@@ -155,25 +156,35 @@ class EmbeddingRows(TorchCalls):
             known, rows = self._rows(self._tables[id(table)], ids)
         return rows[torch.searchsorted(known, ids)][(0, *rest)]
 
-    def _rows(self, name: str, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        size, width = self._checkpoint.tensors[name].shape
+    def _rows(self, table: Table, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        shapes = [self._checkpoint.tensors[name].shape for name in table]
+        size, width = sum(shape[0] for shape in shapes), shapes[0][1]
         if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < size:
             raise SourceError(
-                f"{name}: the model looks up row {int(ids.max())} of {size}; the text is longer "
+                f"{table[0]}: the model looks up row {int(ids.max())} of {size}; the text is longer "
                 "than the model's positions, or its tokenizer is not the model's"
             )
-        known, rows = self._read.get(name, (torch.empty(0, dtype=torch.int64), torch.empty(0, 0)))
+        known, rows = self._read.get(table, (torch.empty(0, dtype=torch.int64), torch.empty(0, 0)))
         if bool(torch.isin(ids, known).all()):
             return known, rows
         announced = self._announced[self._announced < size]
         wanted = torch.unique(torch.cat([known, announced, ids.reshape(-1)]))
         rows = torch.empty(len(wanted), width)
+        begin = 0
+        for name, shape in zip(table, shapes, strict=True):
+            first, end = torch.searchsorted(wanted, torch.tensor([begin, begin + shape[0]]))
+            own = wanted[first:end] - begin
+            self._copy_rows(name, own, rows[first:end])
+            begin += shape[0]
+        self._read[table] = wanted, rows
+        return wanted, rows
+
+    def _copy_rows(self, name: str, wanted: torch.Tensor, rows: torch.Tensor) -> None:
+        """Rows of one tensor, by their sorted numbers in it."""
         for start, part in parts(self._checkpoint, name, torch.float32):
             first, last = torch.searchsorted(wanted, torch.tensor([start, start + len(part)]))
             rows[first:last] = part[wanted[first:last] - start].to(torch.float32)
         require_finite(self._checkpoint, name, rows)
-        self._read[name] = wanted, rows
-        return wanted, rows
 
 
 def _names_meta(arguments: Sequence[Any]) -> bool:

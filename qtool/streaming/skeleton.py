@@ -26,16 +26,18 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from qtool.checkpoints.conversions import splits
 from qtool.checkpoints.names import Binding, Names, bind
 from qtool.errors import QtoolError, SourceError, UnsupportedError
 from qtool.streaming.arguments import Arguments
 from qtool.streaming.handed_on import layout_of, mark_common
 from qtool.streaming.hidden import OnDisk
+from qtool.streaming.joined_rows import join
 from qtool.streaming.layout import Layout
 from qtool.streaming.meta_model import fill_buffers, find_blocks, meta_model, tensors_of
 from qtool.streaming.online import Online
 from qtool.streaming.outer_forward import past_blocks, recorded
-from qtool.streaming.reading import EmbeddingRows, OnHost, Reading
+from qtool.streaming.reading import EmbeddingRows, OnHost, Reading, Table
 from qtool.streaming.stream import CPU, Call, InMemory, LoadedBlock, States, Stream
 from qtool.streaming.weights import Weights
 from qtool.streaming.workers import Workers
@@ -79,7 +81,8 @@ class Skeleton:
         prefix, blocks = find_blocks(model)
         # A rotated view and an artifact have it, other weights need none.
         online = getattr(checkpoint, "online", Online())
-        names = bind(model, checkpoint.tensors)
+        joined = join(model, splits(model, checkpoint.tensors), prefix)
+        names = bind(model, checkpoint.tensors, joined)
         skeleton = cls(checkpoint, model, prefix, blocks, names, online)
         fill_buffers(model, skeleton.names)
         for index in range(len(blocks)):
@@ -280,10 +283,12 @@ class Skeleton:
                 group = owner._parameters if attribute in owner._parameters else owner._buffers
                 group[attribute] = meta  # type: ignore[assignment]
 
-    def _tables(self) -> dict[int, str]:
-        """Checkpoint names of embedding tables, by the id of the parameter."""
+    def _tables(self) -> dict[int, Table]:
+        """Embedding tables, by the id of the parameter."""
         return {
-            id(module.weight): self.names.of_parameter[f"{path}.weight"][0].checkpoint_name
+            id(module.weight): tuple(
+                piece.checkpoint_name for piece in self.names.of_parameter[f"{path}.weight"]
+            )
             for path, module in self.model.named_modules()
             if isinstance(module, nn.Embedding) and f"{path}.weight" in self.names.of_parameter
         }

@@ -84,8 +84,8 @@ def projection_folds(block: LoadedBlock, found: BlockSites, site: Site) -> Itera
             continue
         for reader in reversed(call.readers):
             for rows in row_maps(reader.rows[1] - reader.rows[0], site.in_features, head_dim):
-                offset = reader.rows[0]
-                yield Fold(site.names, reader.name, call.bias, rows, offset)
+                there = rows + reader.first
+                yield Fold(site.names, reader.name, call.bias, there, reader.rows[0])
 
 
 def _head_dim(block: LoadedBlock) -> int | None:

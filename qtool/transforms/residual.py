@@ -110,7 +110,7 @@ def outer_roles(
     """
     if head is None:
         raise NotRotatableError("the checkpoint has no output head that could take the last gain")
-    tables = {name for name in skeleton._tables().values()}
+    tables = {name for table in skeleton._tables().values() for name in table}
     odd = [name for name in sorted(tables) if skeleton.checkpoint.tensors[name].shape[1] != width]
     if odd:
         raise NotRotatableError(f"{odd[0]} is not as wide as the residual stream")

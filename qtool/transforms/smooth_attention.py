@@ -243,7 +243,8 @@ def _proposals(
                 continue
             for index in head_places(rows, heads):
                 channels = index[:, None] * head_dim + np.arange(head_dim)
-                side = Rows(reader.name, linear.bias, channels.reshape(-1), reader.rows[0])
+                own = channels.reshape(-1) + reader.first
+                side = Rows(reader.name, linear.bias, own, reader.rows[0])
                 yield side, len(index)
 
 
