@@ -150,7 +150,7 @@ def test_positions_are_looked_up_where_ids_are(tmp_path: Path) -> None:
     path = "model.decoder.embed_positions.weight"
     table, ids = skeleton.model.get_parameter(path), torch.tensor([[2, 5, 2]])
     (piece,) = skeleton.names.of_parameter[path]
-    rows = reading.EmbeddingRows(weights, {id(table): piece.checkpoint_name}, ids.numpy())
+    rows = reading.EmbeddingRows(weights, {id(table): (piece.checkpoint_name,)}, ids.numpy())
     with torch.device("meta"), rows:
         found = torch.nn.functional.embedding(ids, table)
     exact = torch.from_numpy(weights.float32(piece.checkpoint_name))

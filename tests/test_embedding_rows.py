@@ -34,6 +34,6 @@ def test_ids_may_be_a_part_of_a_table(tmp_path: Path) -> None:
     table = torch.empty(8, 2, device="meta")
     ids = torch.arange(8).reshape(2, 4)[:, :3]
     assert not ids.is_contiguous()
-    with EmbeddingRows(Checkpoint.open(model), {id(table): "a.weight"}, np.arange(2)):
+    with EmbeddingRows(Checkpoint.open(model), {id(table): ("a.weight",)}, np.arange(2)):
         found = functional.embedding(ids, table)
     np.testing.assert_array_equal(found.numpy(), values[ids.numpy()])

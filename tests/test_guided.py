@@ -12,7 +12,15 @@ import numpy as np
 import pytest
 import quantizing
 import torch
-from gguf_runs import goes_on, models, streamable, without_tokenizers, write
+from gguf_runs import (
+    NOT_STREAMED,
+    STREAMED,
+    goes_on,
+    models,
+    streamed,
+    without_tokenizers,
+    write,
+)
 from numpy.typing import NDArray
 from small_models import checkpoint
 from test_stats import opened, recorded
@@ -24,7 +32,7 @@ from qtool.calibrating.placed import Passage
 from qtool.calibrating.sites import BlockSites, Tracer
 from qtool.calibrating.stats import collect
 from qtool.checkpoints.checkpoint import Checkpoint
-from qtool.errors import UnsupportedError
+from qtool.errors import QtoolError, UnsupportedError
 from qtool.formats.gguf_file import GgufFile
 from qtool.gguf import kept_importance
 from qtool.methods import gptq
@@ -95,10 +103,17 @@ def test_so_it_is_of_other_attention(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", gguf_models.MODELS)
+@pytest.mark.parametrize("name", NOT_STREAMED)
+def test_all_others_are_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(QtoolError, match=NOT_STREAMED[name]):
+        streamed(name, tmp_path / "model").embed(np.full((3, 24), 5))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STREAMED)
 def test_all_models_that_attend_are_guided(name: str, tmp_path: Path) -> None:
-    """Of all that can be streamed; weights have a mean of 1."""
-    skeleton = streamable(name, tmp_path / "model")
+    """Of all that can be calibrated; weights have a mean of 1."""
+    skeleton = streamed(name, tmp_path / "model")
     tokens = np.random.default_rng(1).integers(3, 90, (3, 24), dtype=np.int64)
     stream, tracer, guided = skeleton.embed(tokens), Tracer(stacked=True), 0
     with Workers(1) as workers:

@@ -10,6 +10,7 @@ import quantizing
 from pipeline_models import Models, models
 from quantizing import Run
 
+import qtool.tiny
 from qtool.artifacts.artifact import Artifact
 from qtool.calibrating import groups, placed
 from qtool.calibrating.stats import SiteStats
@@ -20,7 +21,7 @@ from qtool.scheme import GroupQuant
 
 __all__ = ["models"]
 
-TINY = Path(quantizing.pipeline.__file__).parent / "tiny"
+TINY = Path(qtool.tiny.__file__).parent
 
 
 def errors(run: Run) -> np.ndarray[Any, Any]:
@@ -162,16 +163,9 @@ def test_a_damaged_write_is_found(
     assert not list(tmp_path.iterdir())
 
 
-tiny_is_there = pytest.mark.skipif(
-    not (TINY / "model.safetensors").is_file(),
-    reason="qtool/tiny/model.safetensors is not in this checkout; qtool/tiny/train.py makes it",
-)
-
-
 SPREAD = ("w4g128-awq", "w3g128-awq-gptq", "w4g32-gptq", "w8-rtn", "w2g64-gptq")
 
 
-@tiny_is_there
 @pytest.mark.parametrize(
     "recipe",
     [
@@ -194,7 +188,6 @@ def test_recipes_read_back_bit_for_bit(recipe: str, tmp_path: Path) -> None:
         assert np.array_equal(dense, value), name
 
 
-@tiny_is_there
 def test_gptq_beats_rounding_on_a_trained_model(tmp_path: Path) -> None:
     sets = ["calibration.samples=8", "calibration.length=128", "weights.bits=3"]
     better = quantizing.quantize(TINY, "w4g128-gptq", tmp_path / "a", *sets)

@@ -13,7 +13,7 @@ import pytest
 import quantizing
 import torch
 from cuda_device import device, emulator
-from gguf_runs import streamable
+from gguf_runs import STREAMED, streamed
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
@@ -388,10 +388,10 @@ def test_groups_of_what_fits_a_device() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", gguf_models.MODELS)
+@pytest.mark.parametrize("name", STREAMED)
 def test_all_models(name: str, tmp_path: Path) -> None:
-    """Of all that can be streamed: products of every matrix that reads each token once."""
-    skeleton = streamable(name, tmp_path / "model")
+    """Of all that can be calibrated: products of every matrix that reads each token once."""
+    skeleton = streamed(name, tmp_path / "model")
     tokens = np.random.default_rng(1).integers(3, 90, (3, 24), dtype=np.int64)
     with workspace(tmp_path / "out", is_folder=True, nbytes=0, fresh=False) as space:
         kept = Workspace(tmp_path / "out", tmp_path, space.journal)

@@ -161,8 +161,8 @@ class EmbeddingRows(TorchCalls):
         size, width = sum(shape[0] for shape in shapes), shapes[0][1]
         if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < size:
             raise SourceError(
-                f"{table[0]}: the model looks up row {int(ids.max())} of {size}; the text is longer "
-                "than the model's positions, or its tokenizer is not the model's"
+                f"{table[0]}: the model looks up row {int(ids.max())} of {size}; the text is "
+                "longer than the model's positions, or its tokenizer is not the model's"
             )
         known, rows = self._read.get(table, (torch.empty(0, dtype=torch.int64), torch.empty(0, 0)))
         if bool(torch.isin(ids, known).all()):
