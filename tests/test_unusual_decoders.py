@@ -27,6 +27,7 @@ from qtool.planning.plan import make_plan
 from qtool.recipe.recipe import load
 from qtool.streaming.outer_forward import heads_of
 from qtool.streaming.skeleton import Skeleton, read_parameter
+from qtool.streaming.towers import left_out_where_libraries_are_missing
 from qtool.streaming.workers import Workers
 from qtool.verification.exact import only_scaled
 from qtool.verification.run import verify_artifact
@@ -175,6 +176,47 @@ def test_a_tower_that_hears_is_never_run(tmp_path: Path) -> None:
     skeleton = Skeleton.open(Checkpoint.open(folder))
     assert skeleton.model.config.get_text_config()._attn_implementation == "sdpa"
     assert skeleton.model.config.audio_config._attn_implementation == "eager"
+
+
+def test_a_tower_whose_library_is_missing_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gemma 3n's, which sees by timm."""
+
+    def missing(self: Any, *_: Any) -> None:
+        raise ImportError(f"{type(self).__name__} requires the timm library")
+
+    tower = "transformers.models.timm_wrapper.modeling_timm_wrapper.TimmWrapperModel"
+    monkeypatch.setattr(f"{tower}.__init__", missing)
+    _, text = handed_models.HANDED["gemma3n"]
+    hearing = {"hidden_size": 32, "conf_num_hidden_layers": 1, "conf_num_attention_heads": 2}
+    keys = {
+        "text_config": text, "audio_config": hearing,
+        "vision_config": {"model_type": "gemma3n_vision", "hidden_size": 32},
+    }  # fmt: skip
+    folder = tmp_path / "model"
+    with left_out_where_libraries_are_missing():
+        model = built("gemma3n", folder, AutoModelForImageTextToText, **keys)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.vision_tower.timm_model.conv_stem.conv.weight"] = torch.ones(8, 3, 3, 3)
+    save_file(tensors, folder / "model.safetensors")
+    check_logits(folder, model)
+    skeleton = Skeleton.open(Checkpoint.open(folder))
+    assert skeleton.unknown == ("model.vision_tower.timm_model.conv_stem.conv.weight",)
+    with pytest.raises(ImportError, match="timm"):  # for whoever builds one afterwards
+        AutoModelForImageTextToText.from_config(CONFIG_MAPPING["gemma3n"](**keys))
+
+
+def test_a_decoder_whose_library_is_missing_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(*_: Any) -> None:
+        raise ImportError("BambaModel requires the mamba library\n`pip install mamba`")
+
+    built("bamba", tmp_path / "model", **CAUSAL["bamba"])
+    monkeypatch.setattr("transformers.models.bamba.modeling_bamba.BambaModel.__init__", missing)
+    with pytest.raises(UnsupportedError, match="'bamba' with a library that is not installed: Bam"):
+        Skeleton.open(Checkpoint.open(tmp_path / "model"))
 
 
 def test_blocks_that_share_weights_are_said_to(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from qtool.checkpoints.names import Names
 from qtool.checkpoints.padding import in_view
 from qtool.checkpoints.structure import OTHER_TOWERS
 from qtool.errors import SourceError, UnsupportedError
+from qtool.streaming.towers import attention_of_parts, left_out_where_libraries_are_missing
 from qtool.streaming.weights import Weights
 
 # What model classes raise when the numbers in a config do not go together.
@@ -101,14 +102,21 @@ def meta_model(checkpoint: Weights) -> Any:
             torch.device("meta"),
             initialization.no_init_weights(),
             initialization.meta_device_safe_creation_ops(),
+            left_out_where_libraries_are_missing(),
         ):
             model = make(
                 config,
                 dtype=torch.float32,
-                attn_implementation=_everywhere(config, attention),
+                attn_implementation=attention_of_parts(config, attention),
                 # One F.linear per expert, in which the expert's own rows can be seen.
                 experts_implementation="eager",
             )
+    except ImportError as error:
+        said = " ".join(str(error).split())[:200]
+        raise UnsupportedError(
+            f"{where / 'config.json'}: transformers builds {kind!r} with a library that is not "
+            f"installed: {said}"
+        ) from error
     except REFUSALS as error:
         said = " ".join(str(error).split())[:200]
         raise SourceError(
@@ -116,16 +124,6 @@ def meta_model(checkpoint: Weights) -> Any:
             f"({type(error).__name__}: {said}); compare it with the published one"
         ) from error
     return model.eval()
-
-
-def _everywhere(config: Any, attention: str) -> str | dict[str, str]:
-    """Of a model with towers that see or hear, eager for these, which are never run: some have
-    nothing else (Gemma 4's that hears)."""
-    parts = getattr(config, "sub_configs", None)
-    if not parts:
-        return attention
-    towers = dict.fromkeys((key for key in parts if OTHER_TOWERS.search(key)), "eager")
-    return {"": attention, **dict.fromkeys(parts, attention), **towers}
 
 
 def _class_of(checkpoint: Weights, config: type) -> Any:

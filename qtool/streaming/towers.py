@@ -1,0 +1,43 @@
+"""Parts of models that see or hear. Text needs none of them: they are built, and never run."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+from qtool.checkpoints.structure import OTHER_TOWERS
+
+
+def attention_of_parts(config: Any, attention: str) -> str | dict[str, str]:
+    """What a class is to be built with where its decoder has this attention: eager in towers, of
+    which some have nothing else (Gemma 4's that hears)."""
+    parts = getattr(config, "sub_configs", None)
+    if not parts:
+        return attention
+    towers = dict.fromkeys((key for key in parts if OTHER_TOWERS.search(key)), "eager")
+    return {"": attention, **dict.fromkeys(parts, attention), **towers}
+
+
+@contextmanager
+def left_out_where_libraries_are_missing() -> Iterator[None]:
+    """Within, a model is built without parts that need what is not installed (timm for Gemma 3n's
+    tower that sees); their tensors are then unknown."""
+    from transformers import AutoModel
+
+    build: Any = AutoModel.from_config
+    own = vars(AutoModel)["from_config"]
+
+    def built(config: Any, **options: Any) -> nn.Module:
+        try:
+            found: nn.Module = build(config, **options)
+        except ImportError:
+            return nn.Module()
+        return found
+
+    # setattr: the class has no types for it.
+    setattr(AutoModel, "from_config", staticmethod(built))  # noqa: B010
+    try:
+        yield
+    finally:
+        setattr(AutoModel, "from_config", own)  # noqa: B010
