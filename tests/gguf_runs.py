@@ -36,7 +36,7 @@ NOT_STREAMED = {
     **dict.fromkeys(
         ("kormo", "minicpm", "minicpm-long", "ling", "ling-2", "smallthinker",
          "smallthinker-windows", "internlm2", "baichuan", "chatglm", "deci", "deci-linear",
-         "nemotron-puzzle", "voxtral", "qwen2-audio", "qwen3-asr"),
+         "nemotron-puzzle"),
         "transformers has no causal language model",
     ),
 }  # fmt: skip

@@ -27,7 +27,6 @@ from qtool.planning.plan import make_plan
 from qtool.recipe.recipe import load
 from qtool.streaming.outer_forward import heads_of
 from qtool.streaming.skeleton import Skeleton, read_parameter
-from qtool.streaming.towers import left_out_where_libraries_are_missing
 from qtool.streaming.workers import Workers
 from qtool.verification.exact import only_scaled
 from qtool.verification.run import verify_artifact
@@ -123,23 +122,6 @@ def test_the_head_is_not_read_before_the_blocks(
     assert heads_of(Outer()) == heads_of(model) == [model.lm_head]
 
 
-def test_a_tower_that_is_converted_does_not_matter(tmp_path: Path) -> None:
-    """Step 3.7 keeps parts of its vision tower otherwise than by views; text needs none of them."""
-    text = {
-        **SMALL, "head_dim": 16, "n_routed_experts": 4, "num_experts_per_tok": 2,
-        "moe_intermediate_size": 32, "share_expert_dim": 32, "sliding_window": 16,
-        "num_sliding_attention_heads": 4, "layer_types": ["full_attention"] * 3,
-        "mlp_layer_types": ["dense", "sparse", "dense"], "num_nextn_predict_layers": 0,
-        "mtp_layer_types": None, "mtp_mlp_layer_types": None,
-    }  # fmt: skip
-    seeing = {"hidden_size": 32, "image_size": 28, "num_attention_heads": 2, "num_hidden_layers": 2}
-    keys = {"text_config": text, "vision_config": seeing, "image_token_id": 95}
-    folder = tmp_path / "model"
-    model = built("step3p7", folder, AutoModelForImageTextToText, **keys)
-    check_logits(folder, model)
-    assert Skeleton.open(Checkpoint.open(folder)).names.refused
-
-
 def test_one_tensor_for_several_modules_and_one_table_in_two(tmp_path: Path) -> None:
     """Molmo 2: queries, keys and values, gate and up, and words above words added later."""
     text = {
@@ -159,64 +141,6 @@ def test_one_tensor_for_several_modules_and_one_table_in_two(tmp_path: Path) -> 
     assert tensors["model.transformer.blocks.0.self_attn.att_proj.bias"].shape == (128,)
     assert tensors["model.transformer.blocks.0.mlp.ff_proj.weight"].shape == (192, 64)
     assert tensors["model.transformer.wte.new_embedding"].shape == (48, 64)
-
-
-def test_a_tower_that_hears_is_never_run(tmp_path: Path) -> None:
-    """Gemma 4's has no attention by torch's function, which its decoder has."""
-    text = {
-        **SMALL, "head_dim": 16, "hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 96,
-        "num_kv_shared_layers": 0, "layer_types": ["sliding_attention"] * 2 + ["full_attention"],
-        "tie_word_embeddings": True,
-    }  # fmt: skip
-    hearing = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    folder = tmp_path / "model"
-    keys = {"text_config": text, "audio_config": hearing, "vision_config": None}
-    model = built("gemma4", folder, AutoModelForImageTextToText, **keys)
-    check_logits(folder, model)
-    skeleton = Skeleton.open(Checkpoint.open(folder))
-    assert skeleton.model.config.get_text_config()._attn_implementation == "sdpa"
-    assert skeleton.model.config.audio_config._attn_implementation == "eager"
-
-
-def test_a_tower_whose_library_is_missing_is_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Gemma 3n's, which sees by timm."""
-
-    def missing(self: Any, *_: Any) -> None:
-        raise ImportError(f"{type(self).__name__} requires the timm library")
-
-    tower = "transformers.models.timm_wrapper.modeling_timm_wrapper.TimmWrapperModel"
-    monkeypatch.setattr(f"{tower}.__init__", missing)
-    _, text = handed_models.HANDED["gemma3n"]
-    hearing = {"hidden_size": 32, "conf_num_hidden_layers": 1, "conf_num_attention_heads": 2}
-    keys = {
-        "text_config": text, "audio_config": hearing,
-        "vision_config": {"model_type": "gemma3n_vision", "hidden_size": 32},
-    }  # fmt: skip
-    folder = tmp_path / "model"
-    with left_out_where_libraries_are_missing():
-        model = built("gemma3n", folder, AutoModelForImageTextToText, **keys)
-    tensors = load_file(folder / "model.safetensors")
-    tensors["model.vision_tower.timm_model.conv_stem.conv.weight"] = torch.ones(8, 3, 3, 3)
-    save_file(tensors, folder / "model.safetensors")
-    check_logits(folder, model)
-    skeleton = Skeleton.open(Checkpoint.open(folder))
-    assert skeleton.unknown == ("model.vision_tower.timm_model.conv_stem.conv.weight",)
-    with pytest.raises(ImportError, match="timm"):  # for whoever builds one afterwards
-        AutoModelForImageTextToText.from_config(CONFIG_MAPPING["gemma3n"](**keys))
-
-
-def test_a_decoder_whose_library_is_missing_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def missing(*_: Any) -> None:
-        raise ImportError("BambaModel requires the mamba library\n`pip install mamba`")
-
-    built("bamba", tmp_path / "model", **CAUSAL["bamba"])
-    monkeypatch.setattr("transformers.models.bamba.modeling_bamba.BambaModel.__init__", missing)
-    with pytest.raises(UnsupportedError, match="'bamba' with a library that is not installed: Bam"):
-        Skeleton.open(Checkpoint.open(tmp_path / "model"))
 
 
 def test_blocks_that_share_weights_are_said_to(tmp_path: Path) -> None:

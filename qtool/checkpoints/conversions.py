@@ -25,10 +25,11 @@ class Conversions:
     renamings: tuple[Any, ...]
     converters: tuple[Any, ...]
     prefix: str  # of its base model, which names may lack
+    within: str = ""  # what names of a checkpoint begin with that are its own
 
     @classmethod
-    def of(cls, model: Any) -> "Conversions":
-        """Of a transformers PreTrainedModel."""
+    def of(cls, model: Any, within: str = "") -> "Conversions":
+        """Of a transformers PreTrainedModel, or of the part of one that is called `within`."""
         from transformers.conversion_mapping import get_model_conversion_mapping
         from transformers.core_model_loading import WeightConverter, WeightRenaming
 
@@ -37,6 +38,7 @@ class Conversions:
             tuple(one for one in every if isinstance(one, WeightRenaming)),
             tuple(one for one in every if isinstance(one, WeightConverter)),
             model.base_model_prefix,
+            within,
         )
 
     @cached_property
@@ -49,19 +51,22 @@ class Conversions:
         state: the model's own names."""
         from transformers.core_model_loading import rename_source_key
 
+        if not name.startswith(self.within):
+            return name, None
         renamings, converters = [*self.renamings], [*self.converters]
         found: tuple[str, str | None] = rename_source_key(
-            name, renamings, converters, self.prefix, state
+            name.removeprefix(self.within), renamings, converters, self.prefix, state
         )
         return found
 
 
-def splits(model: Any, names: Iterable[str]) -> list[Split]:
-    """The tensors that a model has as several parameters, cut by rows and else as they are."""
+def splits(model: Any, names: Iterable[str], within: str = "") -> list[Split]:
+    """The tensors that a model has as several parameters, cut by rows and else as they are.
+    within: see Conversions."""
     from transformers.core_model_loading import Chunk
     from transformers.core_model_loading import Split as SplitRows
 
-    conversions = Conversions.of(model)
+    conversions = Conversions.of(model, within)
     if all(len(one.target_patterns) == 1 for one in conversions.converters):
         return []
     state = model.state_dict()

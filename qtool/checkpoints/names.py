@@ -75,19 +75,23 @@ class _Tile:
 
 
 def bind(
-    model: Any, tensors: Mapping[str, HasShape], joined: Mapping[str, str] | None = None
+    model: Any,
+    tensors: Mapping[str, HasShape],
+    joined: Mapping[str, str] | None = None,
+    within: str = "",
 ) -> Names:
     """Bind every checkpoint tensor that the model class has a place for.
 
     `model` is a transformers PreTrainedModel, on the meta device or not. A tensor whose shape is
     not the model's raises SourceError. What is converted otherwise than by a view is left unbound:
     of a model that also sees it may be a part that text does not need. joined: the parameters that
-    some tensors are already known to be.
+    some tensors are already known to be. within: what the names of the model's tensors begin with,
+    where it is a part of the checkpoint's.
     """
     from transformers.core_model_loading import Transpose, dot_natural_key
 
     state = model.state_dict()
-    conversions = Conversions.of(model)
+    conversions = Conversions.of(model, within)
     joined = joined or {}
 
     plain: dict[str, str] = {}

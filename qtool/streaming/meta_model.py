@@ -19,7 +19,11 @@ from qtool.checkpoints.names import Names
 from qtool.checkpoints.padding import in_view
 from qtool.checkpoints.structure import OTHER_TOWERS
 from qtool.errors import SourceError, UnsupportedError
-from qtool.streaming.towers import attention_of_parts, left_out_where_libraries_are_missing
+from qtool.streaming.towers import (
+    attention_of_parts,
+    left_out_where_libraries_are_missing,
+    part_with_text,
+)
 from qtool.streaming.weights import Weights
 
 # What model classes raise when the numbers in a config do not go together.
@@ -33,6 +37,10 @@ REFUSALS = (
     ArithmeticError,
     StrictDataclassError,
 )
+
+
+# Of which the later ones also see or hear; the last is no part of early versions of transformers 5.
+_FAMILIES = ("AutoModelForCausalLM", "AutoModelForImageTextToText", "AutoModelForMultimodalLM")
 
 
 # Of what transformers makes one after the other, so many as a config says.
@@ -56,13 +64,8 @@ def _check_counts(config: Mapping[str, Any], where: Path, tensors: int) -> None:
 
 def meta_model(checkpoint: Weights) -> Any:
     """The model class of config.json, built by transformers without memory for its weights."""
-    from transformers import (
-        CONFIG_MAPPING,
-        AutoConfig,
-        AutoModelForCausalLM,
-        AutoModelForImageTextToText,
-        initialization,
-    )
+    import transformers
+    from transformers import CONFIG_MAPPING, AutoConfig, initialization
     from transformers.utils import logging
 
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
@@ -81,15 +84,17 @@ def meta_model(checkpoint: Weights) -> Any:
     _check_counts(checkpoint.config, where / "config.json", len(checkpoint.tensors))
     try:
         config = AutoConfig.from_pretrained(where, trust_remote_code=False)
+        if part_with_text(checkpoint.config):
+            config = config.thinker_config
         if checkpoint.config.get("tie_word_embeddings") is False:  # a view may have untied them
             config.tie_word_embeddings = False
         if (padded := in_view(checkpoint)) is not None:
             text = structure.text_config(padded.config)
             for key in padded.widths:
                 setattr(config.get_text_config(decoder=True), key, text[key])
-        # Of models that also see, the decoder is run, on text alone.
-        families = (AutoModelForCausalLM, AutoModelForImageTextToText)
-        family = next((one for one in families if type(config) in one._model_mapping), None)
+        # Of models that also see or hear the decoder is run, on text alone.
+        families = (getattr(transformers, name, None) for name in _FAMILIES)
+        family = next((f for f in families if f and type(config) in f._model_mapping), None)
         if family is None and (alone := _class_of(checkpoint, type(config))) is None:
             raise unknown
         if family is None:

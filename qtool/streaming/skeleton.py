@@ -39,6 +39,7 @@ from qtool.streaming.online import Online
 from qtool.streaming.outer_forward import past_blocks, recorded
 from qtool.streaming.reading import EmbeddingRows, OnHost, Reading, Table
 from qtool.streaming.stream import CPU, Call, InMemory, LoadedBlock, States, Stream
+from qtool.streaming.towers import part_with_text
 from qtool.streaming.weights import Weights
 from qtool.streaming.workers import Workers
 
@@ -81,8 +82,9 @@ class Skeleton:
         prefix, blocks = find_blocks(model)
         # A rotated view and an artifact have it, other weights need none.
         online = getattr(checkpoint, "online", Online())
-        joined = join(model, splits(model, checkpoint.tensors), prefix)
-        names = bind(model, checkpoint.tensors, joined)
+        part = part_with_text(checkpoint.config)
+        joined = join(model, splits(model, checkpoint.tensors, part), prefix)
+        names = bind(model, checkpoint.tensors, joined, part)
         skeleton = cls(checkpoint, model, prefix, blocks, names, online)
         fill_buffers(model, skeleton.names)
         for index in range(len(blocks)):

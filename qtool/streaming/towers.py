@@ -1,12 +1,18 @@
 """Parts of models that see or hear. Text needs none of them: they are built, and never run."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
 
 from qtool.checkpoints.structure import OTHER_TOWERS
+
+
+def part_with_text(config: Mapping[str, Any]) -> str:
+    """What names begin with of the part that writes text, of models that also speak: there are
+    several decoders in Qwen2.5-Omni and Qwen3-Omni. Empty where that is the whole model."""
+    return "thinker." if "thinker_config" in config else ""
 
 
 def attention_of_parts(config: Any, attention: str) -> str | dict[str, str]:
