@@ -10,6 +10,11 @@ TOO_LARGE = (  # of OSErrors with EFBIG
 )
 
 
+RTN_CAN = (  # of models that are not run
+    "calibrated methods cannot run this model, RTN can quantize it (it needs no forward pass)"
+)
+
+
 class QtoolError(Exception):
     """Root of every failure that qtool explains in a sentence."""
 

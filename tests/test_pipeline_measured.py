@@ -172,6 +172,7 @@ SPREAD = ("w4g128-awq", "w3g128-awq-gptq", "w4g32-gptq", "w8-rtn", "w2g64-gptq")
         name if name in SPREAD else pytest.param(name, marks=pytest.mark.slow)
         for name in recipes.shipped()
         if recipes.load(name).format != "gguf"
+        and name != "kv-fp8"  # which leaves weights as they are
     ],
 )
 def test_recipes_read_back_bit_for_bit(recipe: str, tmp_path: Path) -> None:
@@ -180,7 +181,8 @@ def test_recipes_read_back_bit_for_bit(recipe: str, tmp_path: Path) -> None:
     quantizing.assert_reads_back(run)
     assert len(run.quants) == 28
     artifact = Artifact.open(run.out)
-    assert artifact.entries.keys() == Checkpoint.open(TINY).tensors.keys()
+    untied = {"lm_head.weight"} if "rotated" in recipe else set()
+    assert artifact.entries.keys() == Checkpoint.open(TINY).tensors.keys() | untied
     for name, value in run.weights.items():
         found = artifact.read(name)
         # A norm that took a scale was rounded to bfloat16 first, and the scale made to fit that.

@@ -24,7 +24,7 @@ from torch import nn
 
 from qtool.calibrating.probe_trace import Trace, TracedCall, watch
 from qtool.checkpoints.names import Binding
-from qtool.errors import UnsupportedError
+from qtool.errors import RTN_CAN, UnsupportedError
 from qtool.streaming.linears import Matrix
 from qtool.streaming.stream import Call, LoadedBlock, Stream
 
@@ -208,8 +208,7 @@ def _read(sites: Sequence[Site]) -> set[str]:
             if name in found and not site.stacked:
                 raise UnsupportedError(
                     f"{name}: it is several matrices above one another, which read different "
-                    "inputs; calibrated methods quantize such a tensor as one, RTN can (it needs "
-                    "no inputs)"
+                    f"inputs; {RTN_CAN}"
                 )
             found.add(name)
     return found

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from qtool.calibrating import ranges
 from qtool.calibrating.sites import Site
-from qtool.errors import UnsupportedError
+from qtool.errors import RTN_CAN, UnsupportedError
 from qtool.streaming.device import Device
 from qtool.streaming.linears import Matrix, ObserveLinears, WeightIndex
 from qtool.streaming.stream import CPU, LoadedBlock, Stream
@@ -202,8 +202,7 @@ def collect(
             if left[site.id] < 0:
                 raise UnsupportedError(
                     f"the input of {site.id}: it reads more than the {site.per_token} rows for "
-                    "each token that it read on a small input; calibrated methods cannot measure "
-                    "it, RTN can quantize it (it needs no forward pass)"
+                    f"each token that it read on a small input; {RTN_CAN}"
                 )
             add(site.id, rows, left[site.id] == 0, own)
             if not advance and not routed and not any(left.values()):

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from qtool.checkpoints.conversions import Conversions
 from qtool.checkpoints.fused_experts import DOWN, GATE_UP, PARTS, layout_of
 from qtool.checkpoints.layer_names import experts_of
-from qtool.errors import SourceError, UnsupportedError
+from qtool.errors import RTN_CAN, SourceError, UnsupportedError
 
 if TYPE_CHECKING:
     import torch
@@ -277,14 +277,13 @@ def _convert(
             example = next(iter(sources.values()))[0]
             raise UnsupportedError(
                 f"{type(model).__name__} keeps {example!r} through the conversion "
-                f"{type(operation).__name__}, which is not a view of {target!r}; calibrated "
-                "methods cannot run this model, RTN can (it needs no forward pass)"
+                f"{type(operation).__name__}, which is not a view of {target!r}; {RTN_CAN}"
             )
     tiles = [tile for group in lists.values() for tile in group]
     if len(tiles) != 1:
         raise UnsupportedError(
             f"{type(model).__name__} turns {converter.source_patterns} into several parameters; "
-            "calibrated methods cannot run this model, RTN can (it needs no forward pass)"
+            f"{RTN_CAN}"
         )
     return tiles[0]
 

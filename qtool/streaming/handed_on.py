@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from qtool.errors import UnsupportedError
+from qtool.errors import RTN_CAN, UnsupportedError
 from qtool.streaming.layout import Beside, Common, Entry, Layout, Positions, Returned, mapped
 from qtool.streaming.stream import Call
 
@@ -27,7 +27,7 @@ def mark_common(calls: Sequence[Call]) -> tuple[list[Call], type | None]:
     if len(named) > 1:
         raise UnsupportedError(
             f"blocks have several mappings in common: {', '.join(sorted(n for n, _ in named))}; "
-            "calibrated methods cannot stream them, RTN can quantize it (it needs no forward pass)"
+            f"{RTN_CAN}"
         )
     ((name, _),) = named
     kind = type(calls[0].kwargs[name])
@@ -126,8 +126,7 @@ def _entries(
             if not isinstance(tensors, tuple) or getattr(tensor, "ndim", 0) != 4:
                 raise UnsupportedError(
                     f"{type(blocks[0]).__name__} keeps something for later blocks under {key!r} "
-                    "that is no tuple of keys and values; calibrated methods cannot stream it, RTN "
-                    "can quantize it (it needs no forward pass)"
+                    f"that is no tuple of keys and values; {RTN_CAN}"
                 )
             found.append(Entry(key, number, tensor.shape[1], tensor.shape[3]))
     return found

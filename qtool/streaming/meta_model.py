@@ -18,7 +18,7 @@ from qtool.checkpoints import structure
 from qtool.checkpoints.names import Names
 from qtool.checkpoints.padding import in_view
 from qtool.checkpoints.structure import OTHER_TOWERS
-from qtool.errors import SourceError, UnsupportedError
+from qtool.errors import RTN_CAN, SourceError, UnsupportedError
 from qtool.streaming.towers import (
     attention_of_parts,
     left_out_where_libraries_are_missing,
@@ -76,8 +76,7 @@ def meta_model(checkpoint: Weights) -> Any:
     own = " (the code that comes with it, its auto_map, is never run)"
     unknown = UnsupportedError(
         f"{where / 'config.json'}: transformers has no causal language model of model_type "
-        f"{kind!r}{own if 'auto_map' in checkpoint.config else ''}; calibrated methods cannot run "
-        "it, RTN can quantize it (it needs no forward pass)"
+        f"{kind!r}{own if 'auto_map' in checkpoint.config else ''}; {RTN_CAN}"
     )
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
         raise unknown
@@ -199,8 +198,7 @@ def fill_buffers(model: Any, names: Names) -> None:
             if _forgotten(filled):
                 raise UnsupportedError(
                     f"{type(model).__name__} leaves {path}.{missing[0]}, which no checkpoint "
-                    "holds, without values; calibrated methods cannot run this model, RTN can (it "
-                    "needs no forward pass)"
+                    f"holds, without values; {RTN_CAN}"
                 )
 
 

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from qtool.errors import UnsupportedError
+from qtool.errors import RTN_CAN, UnsupportedError
 from qtool.streaming.arguments import Arguments
 from qtool.streaming.layout import Layout, Returned
 from qtool.streaming.stream import Call
@@ -83,8 +83,7 @@ def recorded(
             pass
         except _RepeatedError:
             raise UnsupportedError(
-                f"{type(model).__name__} runs blocks of {prefix!r} several times; calibrated "
-                "methods cannot stream it, RTN can quantize it (it needs no forward pass)"
+                f"{type(model).__name__} runs blocks of {prefix!r} several times; {RTN_CAN}"
             ) from None
         except _OtherLoopError:
             continue
@@ -102,15 +101,13 @@ def recorded(
             raise UnsupportedError(
                 f"{type(model).__name__} gives its blocks hidden states of shape "
                 f"{list(first.shape)} for tokens of shape {list(tokens.shape)}, not "
-                "[samples, length, width]; calibrated methods cannot stream it, RTN can "
-                "quantize it (it needs no forward pass)"
+                f"[samples, length, width]; {RTN_CAN}"
             )
         calls = [call if kept is None else kept.kept(call) for _, call in seen]
         return first, calls, results
     raise UnsupportedError(
         f"{type(model).__name__} does not hand its hidden states from block to block "
-        f"of {prefix!r} unchanged{said}; calibrated methods cannot stream it, RTN can "
-        "quantize it (it needs no forward pass)"
+        f"of {prefix!r} unchanged{said}; {RTN_CAN}"
     )
 
 

@@ -28,7 +28,7 @@ from torch import nn
 
 from qtool.checkpoints.conversions import splits
 from qtool.checkpoints.names import Binding, Names, bind
-from qtool.errors import QtoolError, SourceError, UnsupportedError
+from qtool.errors import RTN_CAN, QtoolError, SourceError, UnsupportedError
 from qtool.streaming.arguments import Arguments
 from qtool.streaming.handed_on import layout_of, mark_common
 from qtool.streaming.hidden import OnDisk
@@ -119,7 +119,7 @@ class Skeleton:
         if self.pieces(parameter) is not None:
             return UnsupportedError(
                 f"{parameter!r}: {type(self.model).__name__} has the same weights in several "
-                "blocks; calibrated methods cannot run it, RTN can (it needs no forward pass)"
+                f"blocks; {RTN_CAN}"
             )
         return SourceError(
             f"{self.checkpoint.path}: no tensor for {parameter!r}, which "

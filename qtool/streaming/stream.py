@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from qtool.checkpoints.names import Binding
-from qtool.errors import NoGradientError, UnsupportedError
+from qtool.errors import RTN_CAN, NoGradientError, UnsupportedError
 from qtool.streaming.layout import Layout
 from qtool.streaming.online import Online
 
@@ -138,10 +138,7 @@ class LoadedBlock:
         try:
             return call.layout.after(states, given, output, type(self.module).__name__)
         except UnsupportedError as error:
-            raise UnsupportedError(
-                f"{self.prefix[:-1]}: {error}; calibrated methods cannot stream it, RTN can "
-                "quantize it (it needs no forward pass)"
-            ) from None
+            raise UnsupportedError(f"{self.prefix[:-1]}: {error}; {RTN_CAN}") from None
 
     def try_out(self, hidden: torch.Tensor, call: Call) -> torch.Tensor:
         """run() where it is not known yet whether this block can be run on its own."""
@@ -153,8 +150,7 @@ class LoadedBlock:
             said = " ".join(str(error).split())[:200]
             raise UnsupportedError(
                 f"{self.prefix[:-1]}: {type(self.module).__name__} cannot be run on its own "
-                f"({type(error).__name__}: {said}); calibrated methods cannot stream it, RTN can "
-                "quantize it (it needs no forward pass)"
+                f"({type(error).__name__}: {said}); {RTN_CAN}"
             ) from error
 
     def no_gradient(self, error: RuntimeError, so: str) -> Exception:
