@@ -13,8 +13,10 @@ import pytest
 import quantizing
 import torch
 from cuda_device import device, emulator
+from handed_models import HANDED
 from safetensors.torch import load_file, save_file
 from small_models import checkpoint
+from test_unusual_decoders import built
 from typer.testing import CliRunner
 
 import qtool
@@ -184,6 +186,13 @@ def test_a_dense_model_too(device: Device) -> None:
     here, there = (generate(TINY, PROMPT, 4, where, QUIET) for where in (None, device))
     check(TINY, here, 1e-3)
     check(TINY, there, 0.3)
+
+
+def test_a_layer_that_multiplies_in_a_way_of_its_own(tmp_path: Path) -> None:
+    """DeepSeek-V4's output projection takes groups of its weight at once."""
+    kind, keys = HANDED["deepseek_v4"]
+    built(kind, tmp_path, **keys)
+    check(tmp_path, generate(quantizing.add_tokenizer(tmp_path), "Group", 4, None, QUIET), 1e-3)
 
 
 def test_what_is_no_number_is_told(tmp_path: Path) -> None:

@@ -140,7 +140,7 @@ def _load(
                 raise skeleton.lacks(name)
             continue
         parameter = getattr(owner, attribute)
-        linear = isinstance(owner, nn.Linear | Joined) and attribute == "weight"
+        linear = attribute == "weight" and _multiplies(owner)
         found = _slices(parameter, pieces) if linear or parameter.ndim == 3 else None
         if found is None:
             read_parameter(owner, attribute, pieces, reading)
@@ -154,6 +154,12 @@ def _load(
             matrices[key(module.weight)] = [replace(one, rows=rows)]
     move(skeleton.model, reading.place)
     return matrices
+
+
+def _multiplies(owner: nn.Module) -> bool:
+    """Whether its weight is a matrix that F.linear is called with, and nothing else."""
+    plain = isinstance(owner, nn.Linear) and type(owner).forward is nn.Linear.forward
+    return plain or isinstance(owner, Joined)
 
 
 def _slices(parameter: torch.Tensor, pieces: Sequence[Binding]) -> dict[Key, list[str]] | None:
