@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 import qtool
 from qtool.cli.main import app
 from qtool.cuda.reading import OnDevice
-from qtool.errors import SourceError, UsageError
+from qtool.errors import SourceError, UnsupportedError, UsageError
 from qtool.generating import products
 from qtool.generating.generate import Generated, generate
 from qtool.generating.ready import _room
@@ -193,6 +193,34 @@ def test_a_layer_that_multiplies_in_a_way_of_its_own(tmp_path: Path) -> None:
     kind, keys = HANDED["deepseek_v4"]
     built(kind, tmp_path, **keys)
     check(tmp_path, generate(quantizing.add_tokenizer(tmp_path), "Group", 4, None, QUIET), 1e-3)
+
+
+@pytest.mark.parametrize("recipe", [None, "w4g128-rtn", "w8-rtn"])
+def test_a_matrix_that_is_multiplied_otherwise(
+    recipe: str | None, tmp_path: Path, device: Device
+) -> None:
+    """Mamba multiplies its step sizes by a weight itself, which torch answers with whatever lies in
+    memory where the weight is on the meta device."""
+    source = out = tmp_path / "model"
+    built("mamba", source, hidden_size=64, num_hidden_layers=2, vocab_size=96, state_size=8)
+    quantizing.add_tokenizer(source)
+    if recipe is not None:
+        changes = ["indivisible=dense", "weights.group_size=32"]
+        out = Path(qtool.quantize(source, recipe, tmp_path / "out", changes=changes).artifact)
+    here, again = (generate(out, "Group", 6, None, QUIET) for _ in range(2))
+    assert here.tokens == again.tokens
+    check(out, here, 1e-4)
+    check(out, generate(out, "Group", 4, device, QUIET), 0.1)
+
+
+def test_a_weight_that_is_no_matrix_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(products.Products, "_there", lambda _, value: value)
+    built("mamba", tmp_path, hidden_size=64, num_hidden_layers=1, vocab_size=96, state_size=8)
+    quantizing.add_tokenizer(tmp_path)
+    with pytest.raises(UnsupportedError, match=r"matmul.* is given a weight otherwise than"):
+        generate(tmp_path, "Group", 2, None, QUIET)
 
 
 def test_what_is_no_number_is_told(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ that several modules have rows of, all are computed, once for an input that they
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,6 +30,8 @@ from qtool.streaming.weights import Weights
 
 _HALF = ("F16", "BF16")
 Product = Callable[[torch.Tensor], torch.Tensor]  # float32 [..., in] -> [..., out]
+# What asks a tensor for something else than its numbers.
+_LOOKS = {"shape", "dtype", "device", "ndim", "is_meta", "requires_grad", "is_cuda", "layout"}
 Key = tuple[int, int]  # the storage of a parameter, and where in it a matrix begins
 
 
@@ -73,28 +76,47 @@ class Matrix:
     """One of them, by its checkpoint name."""
 
     name: str
+    shape: tuple[int, ...]  # [out, in]
     times: Product
+    numbers: Callable[[], torch.Tensor]  # float32, of all of it
     fused: bool  # whether vectors are multiplied by packed words
     rows: slice | None = None  # those of its outputs that are wanted, where it is not all
 
 
 def matrix(reading: InFloat32 | OnDevice, name: str) -> Matrix:
     """A matrix [out, in] of the model, ready to multiply."""
+    shape = tuple(reading.weights.tensors[name].shape)
     if isinstance(reading, InFloat32):
-        return Matrix(name, lambda x: F.linear(x, reading.matrix(name)), False)
+        there = partial(reading.matrix, name)
+        return Matrix(name, shape, lambda x: F.linear(x, there()), there, False)
     found = reading.packed(name)
     if found is None:
-        return Matrix(name, _dense(reading.weights, name, reading.device), False)
-    return Matrix(name, _packed(found, reading.device), found.times is not None)
+        kept = _dense(reading.weights, name, reading.device)
+        return Matrix(
+            name, shape, lambda x: F.linear(x.to(kept.dtype), kept).float(), kept.float, False
+        )
+    return Matrix(
+        name,
+        shape,
+        _packed(found, reading.device),
+        partial(_unpacked, found, reading.device),
+        found.times is not None,
+    )
 
 
-def _dense(weights: Weights, name: str, device: Device) -> Product:
+def _dense(weights: Weights, name: str, device: Device) -> torch.Tensor:
     """Kept as it is stored, float32 where that is nothing that torch multiplies."""
     info = weights.tensors[name]
     there = torch.empty(info.shape, dtype=STORED[info.dtype], device=device.place)
     for start, part in parts(weights, name, torch.float32):
         there[start : start + len(part)].copy_(part)
-    return lambda x: F.linear(x.to(there.dtype), there).float()
+    return there
+
+
+def _unpacked(found: Packed, device: Device) -> torch.Tensor:
+    weight = torch.empty(found.shape, dtype=torch.float16, device=device.place)
+    device.launch(found.dense(weight))
+    return weight.float()
 
 
 def _packed(found: Packed, device: Device) -> Product:
@@ -142,7 +164,27 @@ class Products(TorchCalls):
             return self._linear(*args, **kwargs)
         if func is F.scaled_dot_product_attention:
             return func(*self._attention(*args), **kwargs)
-        return func(*args, **kwargs)
+        if getattr(getattr(func, "__self__", None), "__name__", "") not in _LOOKS:
+            args = tuple(map(self._there, args))
+            kwargs = {name: self._there(value) for name, value in kwargs.items()}
+        found = func(*args, **kwargs)
+        if isinstance(found, torch.Tensor) and not found.is_meta:
+            given = (*args, *kwargs.values())
+            if any(isinstance(one, torch.Tensor) and one.is_meta for one in given):
+                # Numbers that mean nothing: torch has room for a product with what is not there.
+                raise RuntimeError(f"{func.__name__} is given a weight otherwise than as a matrix")
+        return found
+
+    def _there(self, value: Any) -> Any:
+        """A matrix that a model multiplies by in a way of its own, with its numbers."""
+        if not isinstance(value, torch.Tensor) or not value.is_meta:
+            return value
+        known = self._matrices.get(key(value), ())
+        rows = [one.rows or slice(0, one.shape[0]) for one in known]
+        out = sum(own.stop - own.start for own in rows)
+        if not known or tuple(value.shape) != (out, known[0].shape[1]):
+            return value
+        return torch.cat([one.numbers()[own] for one, own in zip(known, rows, strict=True)])
 
     def _linear(
         self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
