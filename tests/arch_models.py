@@ -4,6 +4,7 @@
 that architecture have in the wild (transformers' own save undoes its fusing of experts).
 """
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -251,4 +252,8 @@ def build(name: str, folder: Path, seed: int = 0, dtype: str = "float32") -> Pat
             else:
                 parameter.mul_(4.0)
     model.to(getattr(torch, dtype)).save_pretrained(folder)
+    if name == "sarvam_moe":  # which is another's class in transformers
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config["architectures"] = ["SarvamMoEForCausalLM"]
+        (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     return folder
