@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from qtool.cli.options import Json
+
 if TYPE_CHECKING:
     from qtool.benching.run import Report
 
 
 def bench(
-    json_: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
+    json_: Json = False,
     threads: Annotated[int, typer.Option(min=1, help="threads of each kernel")] = 1,
     kernels: Annotated[
         str | None,

@@ -7,17 +7,21 @@ from typing import Annotated, Literal
 import typer
 
 from qtool.cli import completing
+from qtool.cli.options import (
+    Calibration,
+    Json,
+    Model,
+    OnDevice,
+    SampleLength,
+    Samples,
+    Seed,
+    Threads,
+)
 from qtool.printable import printable, size
 
 
 def calibrate(
-    model: Annotated[
-        str,
-        typer.Argument(
-            help="a folder, a GGUF file, a hub id, or an alias such as `tiny`",
-            autocompletion=completing.models,
-        ),
-    ],
+    model: Model,
     out: Annotated[
         Path | None, typer.Option("-o", "--out", help="statistics to write, safetensors")
     ] = None,
@@ -31,22 +35,17 @@ def calibrate(
             autocompletion=completing.recipe_names,
         ),
     ] = None,
-    calibration: Annotated[
-        str | None,
-        typer.Option(
-            help="text, JSON or Parquet (texts, chats), CSV, YAML of several, hub dataset"
-        ),
-    ] = None,
-    samples: Annotated[int | None, typer.Option(min=1, help="calibration samples")] = None,
-    length: Annotated[int | None, typer.Option(min=1, help="tokens in a sample")] = None,
-    seed: Annotated[int | None, typer.Option(help="seed of the choice of samples")] = None,
+    calibration: Calibration = None,
+    samples: Samples = None,
+    length: SampleLength = None,
+    seed: Seed = None,
     precision: Annotated[
         Literal["float32", "bfloat16"] | None,
         typer.Option(help="of products of matrices: float32; bfloat16, faster on CPUs with AMX"),
     ] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="by default every core")] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, or auto, which is the CPU")] = "auto",
-    json_: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
+    threads: Threads = None,
+    device: OnDevice = "auto",
+    json_: Json = False,
 ) -> None:
     """Measure the activations of the unquantized MODEL into a file.
 

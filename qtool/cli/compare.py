@@ -7,6 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from qtool.cli.options import (
+    Artifacts,
+    Json,
+    KeptReference,
+    MeasuredText,
+    Protocol,
+    Threads,
+    WindowLength,
+    Windows,
+)
 from qtool.errors import SourceError
 
 if TYPE_CHECKING:
@@ -14,31 +24,18 @@ if TYPE_CHECKING:
 
 
 def compare(
-    artifacts: Annotated[list[str], typer.Argument(help="folders or .gguf files of one model")],
+    artifacts: Artifacts,
     against: Annotated[
         str, typer.Option(help="the unquantized model: a folder, a hub id or an alias")
     ],
-    text: Annotated[
-        Path,
-        typer.Option(
-            help="text, or JSON, CSV or Parquet of texts; or owner/name:FILE of a dataset"
-        ),
-    ],
-    windows: Annotated[
-        int | None, typer.Option(min=1, help="windows of the text; by default up to 20")
-    ] = None,
-    length: Annotated[int, typer.Option(min=8, help="tokens in a window")] = 512,
-    protocol: Annotated[str, typer.Option(help="plain or llama.cpp")] = "plain",
+    text: MeasuredText,
+    windows: Windows = None,
+    length: WindowLength = 512,
+    protocol: Protocol = "plain",
     plot: Annotated[Path | None, typer.Option(help="SVG to write")] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="by default every core")] = None,
-    cache: Annotated[
-        bool,
-        typer.Option(
-            "--cache/--no-cache",
-            help="keep what the reference computed: in QTOOL_CACHE or ~/.cache/qtool, 4 GB at most",
-        ),
-    ] = True,
-    json_: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
+    threads: Threads = None,
+    cache: KeptReference = True,
+    json_: Json = False,
 ) -> None:
     """Measure ARTIFACTS on a text, and say which of them none of the others beats."""
     from qtool import api

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from qtool.cli import completing
+from qtool.cli.options import Json, Replace
 
 if TYPE_CHECKING:
     from qtool.converting.certificate import Converted, Rounded
@@ -38,14 +39,12 @@ def convert(
         typer.Option(help="v1 or v2: how GPTQ's zeros are stored, whatever the config says"),
     ] = None,
     max_shard_size: Annotated[str, typer.Option(help="such as 5GB or 500MB")] = "5GB",
-    replace: Annotated[
-        bool, typer.Option("--replace", help="take an earlier artifact's place, when whole")
-    ] = False,
+    replace: Replace = False,
     fresh: Annotated[
         bool,
         typer.Option("--fresh", help="start over, whatever an interrupted run to a folder left"),
     ] = False,
-    json_: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
+    json_: Json = False,
 ) -> None:
     """Write ARTIFACT as another format: exactly, and certified, or not at all.
 

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from qtool.cli.options import Json
+
 
 def diff(
     a: Annotated[str, typer.Argument(help="a folder, a safetensors or a GGUF file, or a hub id")],
@@ -13,7 +15,7 @@ def diff(
     fail_if_different: Annotated[
         bool, typer.Option("--fail-if-different", help="exit with 1 where anything differs")
     ] = False,
-    json_: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
+    json_: Json = False,
 ) -> None:
     """Say how A and B differ: metadata, tensors that one lacks, storage, and the numbers."""
     from qtool.cli.inspect import show

@@ -1,15 +1,15 @@
 """`qtool doctor`: what is installed here, what is used of the machine, and what to do about it."""
 
 import json
-from typing import Annotated
 
 import typer
 
+from qtool.cli.options import Json
 from qtool.printable import printable
 
 
 def doctor(
-    json_: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
+    json_: Json = False,
 ) -> None:
     """Say what is installed, which instructions, GPU and engines there are, and what is missing."""
     from qtool.doctor import examined

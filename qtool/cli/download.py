@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from qtool.cli import completing
+from qtool.cli.options import Json
 from qtool.printable import printable
 
 
@@ -21,7 +22,7 @@ def download(
         list[str] | None,
         typer.Option(help="these files instead of those that quantizing needs, such as '*.gguf'"),
     ] = None,
-    json_: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
+    json_: Json = False,
 ) -> None:
     """Download what quantizing MODEL needs, and say where it lies.
 

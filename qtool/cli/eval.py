@@ -2,47 +2,42 @@
 
 import json
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from qtool.cli.options import (
+    Against,
+    Artifact,
+    Json,
+    KeptReference,
+    MeasuredText,
+    OnDevice,
+    Protocol,
+    Threads,
+    WindowLength,
+    Windows,
+)
 
 if TYPE_CHECKING:
     from qtool.quality.evaluate import Evaluation
 
 
 def evaluate(
-    artifact: Annotated[
-        str, typer.Argument(help="a folder or a .gguf file, of any format that is decoded")
-    ],
-    text: Annotated[
-        Path,
-        typer.Option(
-            help="text, or JSON, CSV or Parquet of texts; or owner/name:FILE of a dataset"
-        ),
-    ],
-    against: Annotated[
-        str | None, typer.Option(help="the unquantized model: a folder, a hub id or an alias")
-    ] = None,
-    windows: Annotated[
-        int | None, typer.Option(min=1, help="windows of the text; by default up to 20")
-    ] = None,
-    length: Annotated[int, typer.Option(min=8, help="tokens in a window")] = 512,
-    protocol: Annotated[str, typer.Option(help="plain or llama.cpp")] = "plain",
+    artifact: Artifact,
+    text: MeasuredText,
+    against: Against = None,
+    windows: Windows = None,
+    length: WindowLength = 512,
+    protocol: Protocol = "plain",
     fail_if: Annotated[
         list[str] | None,
         typer.Option("--fail-if", help="exit with 1 where it holds, such as 'kld>0.05'"),
     ] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="by default every core")] = None,
-    cache: Annotated[
-        bool,
-        typer.Option(
-            "--cache/--no-cache",
-            help="keep what the reference computed: in QTOOL_CACHE or ~/.cache/qtool, 4 GB at most",
-        ),
-    ] = True,
-    device: Annotated[str, typer.Option(help="cpu, cuda, or auto, which is the CPU")] = "auto",
-    json_: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
+    threads: Threads = None,
+    cache: KeptReference = True,
+    device: OnDevice = "auto",
+    json_: Json = False,
 ) -> None:
     """Measure ARTIFACT on a text: perplexity, and with --against KL divergence and agreement."""
     from qtool.streaming.allocator import share_heap

@@ -7,17 +7,23 @@ from typing import Annotated
 import typer
 
 from qtool.cli import completing
+from qtool.cli.options import (
+    Calibration,
+    Changes,
+    Fresh,
+    Json,
+    Model,
+    OnDevice,
+    Requantize,
+    SampleLength,
+    Seed,
+    Threads,
+)
 from qtool.printable import printable
 
 
 def fit(
-    model: Annotated[
-        str,
-        typer.Argument(
-            help="a folder, a GGUF file, a hub id, or an alias such as `tiny`",
-            autocompletion=completing.models,
-        ),
-    ],
+    model: Model,
     out: Annotated[Path, typer.Option("-o", "--out", help="recipe to write, a YAML file")],
     recipe: Annotated[
         str,
@@ -36,36 +42,25 @@ def fit(
         str | None,
         typer.Option(help="to choose among: such as q3_k,q4_k,q6_k, or bits, such as 4,8"),
     ] = None,
-    calibration: Annotated[
-        str | None,
-        typer.Option(
-            help="text, JSON or Parquet (texts, chats), CSV, YAML of several, hub dataset"
-        ),
-    ] = None,
+    calibration: Calibration = None,
     samples: Annotated[
         int | None, typer.Option(min=1, help="samples of the text; 16 by default")
     ] = None,
-    length: Annotated[int | None, typer.Option(min=1, help="tokens in a sample")] = None,
-    seed: Annotated[int | None, typer.Option(help="seed of the choice of samples")] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", help="key=value put over the recipe's own")
-    ] = None,
+    length: SampleLength = None,
+    seed: Seed = None,
+    set_: Changes = None,
     costs: Annotated[
         Path | None,
         typer.Option(help="a file: what was measured is kept there, and taken from it again"),
     ] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="by default every core")] = None,
+    threads: Threads = None,
     max_ram: Annotated[
         str | None, typer.Option(help="memory that it may take, such as 2GiB; by default any")
     ] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, or auto, which is the CPU")] = "auto",
-    requantize: Annotated[
-        bool, typer.Option("--requantize", help="take a GGUF file that is quantized already")
-    ] = False,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="start over, whatever an interrupted run left")
-    ] = False,
-    json_: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
+    device: OnDevice = "auto",
+    requantize: Requantize = False,
+    fresh: Fresh = False,
+    json_: Json = False,
 ) -> None:
     """Choose types, or bits, matrix by matrix: the best of a given size.
 

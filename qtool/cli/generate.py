@@ -5,19 +5,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from qtool.cli.options import Artifact, Json, OnDevice, Threads
+
 if TYPE_CHECKING:
     from qtool.generating.generate import Generated
 
 
 def generate(
-    artifact: Annotated[
-        str, typer.Argument(help="a folder or a .gguf file, of any format that is decoded")
-    ],
+    artifact: Artifact,
     prompt: Annotated[str, typer.Option(help="what the text begins with")] = "The capital of",
     tokens: Annotated[int, typer.Option(min=1, help="how many to add, at most")] = 32,
-    device: Annotated[str, typer.Option(help="cpu, cuda, or auto, which is the CPU")] = "auto",
-    threads: Annotated[int | None, typer.Option(min=1, help="by default every core")] = None,
-    json_: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
+    device: OnDevice = "auto",
+    threads: Threads = None,
+    json_: Json = False,
 ) -> None:
     """Let ARTIFACT go on with a text, always with the likeliest token: a smoke test.
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from qtool.cli.options import Json
 from qtool.errors import SourceError, UnsupportedError
 from qtool.printable import print_json, sayable
 
@@ -31,7 +32,7 @@ def inspect(
         str | None, typer.Option(help="read one tensor: its range, mean, and histogram of codes")
     ] = None,
     all_: Annotated[bool, typer.Option("--all", help="a row for every tensor")] = False,
-    json_: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
+    json_: Json = False,
 ) -> None:
     """Say what ARTIFACT is: format, scheme, bits per weight, tensors, provenance."""
     from qtool.gguf.inspect import gguf_models

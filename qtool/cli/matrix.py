@@ -7,6 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from qtool.cli.options import (
+    Calibration,
+    Json,
+    MaxShardSize,
+    OnDevice,
+    SampleLength,
+    Samples,
+    Seed,
+    Threads,
+)
 from qtool.printable import printable
 
 if TYPE_CHECKING:
@@ -33,15 +43,10 @@ def matrix(
     windows: Annotated[
         int | None, typer.Option(min=1, help="windows of that text; by default up to 20")
     ] = None,
-    calibration: Annotated[
-        str | None,
-        typer.Option(
-            help="text, JSON or Parquet (texts, chats), CSV, YAML of several, hub dataset"
-        ),
-    ] = None,
-    samples: Annotated[int | None, typer.Option(min=1, help="calibration samples")] = None,
-    length: Annotated[int | None, typer.Option(min=1, help="tokens in a sample")] = None,
-    seed: Annotated[int | None, typer.Option(help="seed of the choice of samples")] = None,
+    calibration: Calibration = None,
+    samples: Samples = None,
+    length: SampleLength = None,
+    seed: Seed = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="key=value put over each recipe's own")
     ] = None,
@@ -51,16 +56,14 @@ def matrix(
             "--error-aware", help="calibrate each recipe by itself, as `quantize` does: slower"
         ),
     ] = False,
-    threads: Annotated[int | None, typer.Option(min=1, help="by default every core")] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, or auto, which is the CPU")] = "auto",
-    max_shard_size: Annotated[
-        str | None, typer.Option(help="such as 500MB; by default 5GB")
-    ] = None,
+    threads: Threads = None,
+    device: OnDevice = "auto",
+    max_shard_size: MaxShardSize = None,
     fresh: Annotated[
         bool,
         typer.Option("--fresh", help="start over what is unfinished; what is finished is kept"),
     ] = False,
-    json_: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
+    json_: Json = False,
 ) -> None:
     """Make an artifact of MODEL with each of RECIPES, from one calibration pass, and one report.
 

@@ -2,12 +2,23 @@
 
 import json
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from qtool.cli import completing
+from qtool.cli.options import (
+    Calibration,
+    Changes,
+    Imatrix,
+    Json,
+    MaxShardSize,
+    Model,
+    RecipeName,
+    Requantize,
+    SampleLength,
+    Samples,
+)
 from qtool.printable import printable
 
 if TYPE_CHECKING:
@@ -18,40 +29,15 @@ if TYPE_CHECKING:
 
 
 def plan(
-    model: Annotated[
-        str,
-        typer.Argument(
-            help="a folder, a GGUF file, a hub id, or an alias such as `tiny`",
-            autocompletion=completing.models,
-        ),
-    ],
-    recipe: Annotated[
-        str,
-        typer.Option(
-            help="a shipped recipe's name, or a YAML file",
-            autocompletion=completing.recipe_names,
-        ),
-    ],
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", help="key=value put over the recipe's own")
-    ] = None,
-    calibration: Annotated[
-        str | None,
-        typer.Option(
-            help="text, JSON or Parquet (texts, chats), CSV, YAML of several, hub dataset"
-        ),
-    ] = None,
-    samples: Annotated[int | None, typer.Option(min=1, help="calibration samples")] = None,
-    length: Annotated[int | None, typer.Option(min=1, help="tokens in a sample")] = None,
-    max_shard_size: Annotated[
-        str | None, typer.Option(help="such as 500MB; by default 5GB")
-    ] = None,
-    imatrix: Annotated[
-        Path | None, typer.Option(help="importance matrix for GGUF, of qtool or llama-imatrix")
-    ] = None,
-    requantize: Annotated[
-        bool, typer.Option("--requantize", help="take a GGUF file that is quantized already")
-    ] = False,
+    model: Model,
+    recipe: RecipeName,
+    set_: Changes = None,
+    calibration: Calibration = None,
+    samples: Samples = None,
+    length: SampleLength = None,
+    max_shard_size: MaxShardSize = None,
+    imatrix: Imatrix = None,
+    requantize: Requantize = False,
     threads: Annotated[
         int | None, typer.Option(min=1, help="of the run; by default every core")
     ] = None,
@@ -67,7 +53,7 @@ def plan(
     ] = None,
     tp: Annotated[int, typer.Option(min=1, help="GPUs that the engine shares it between")] = 1,
     all_: Annotated[bool, typer.Option("--all", help="a line for every tensor")] = False,
-    json_: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
+    json_: Json = False,
 ) -> None:
     """Say what RECIPE will make of MODEL: each tensor, the size, memory and time.
 

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from qtool.cli.options import Json, Threads
 from qtool.printable import printable
 
 
@@ -29,8 +30,8 @@ def push(
             "ARTIFACT or ARTIFACT.eval.json",
         ),
     ] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="by default every core")] = None,
-    json_: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
+    threads: Threads = None,
+    json_: Json = False,
 ) -> None:
     """Check ARTIFACT as `qtool verify` does, and send it to REPOSITORY as one commit."""
     from qtool.hub.push import push as run

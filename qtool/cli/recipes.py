@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from qtool.cli import completing
+from qtool.cli.options import Json
 
 
 def recipes(
@@ -19,7 +20,7 @@ def recipes(
     schema: Annotated[
         bool, typer.Option("--schema", help="print the JSON Schema of recipe files")
     ] = False,
-    json_: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
+    json_: Json = False,
 ) -> None:
     """List the shipped recipes, print one, or print the JSON Schema of their keys."""
     from qtool.recipe import listing as recipe_list

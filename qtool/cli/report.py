@@ -8,28 +8,25 @@ from typing import Annotated
 
 import typer
 
+from qtool.cli.options import Against, Artifacts, Json, Threads, WindowLength, Windows
 from qtool.printable import printable
 
 
 def report(
-    artifacts: Annotated[list[str], typer.Argument(help="folders or .gguf files of one model")],
+    artifacts: Artifacts,
     out: Annotated[Path | None, typer.Option("-o", "--out", help="the HTML page to write")] = None,
-    against: Annotated[
-        str | None, typer.Option(help="the unquantized model: a folder, a hub id or an alias")
-    ] = None,
+    against: Against = None,
     text: Annotated[
         Path | None, typer.Option(help="measure quality on it, as `qtool eval` does")
     ] = None,
-    windows: Annotated[
-        int | None, typer.Option(min=1, help="windows of the text; by default up to 20")
-    ] = None,
-    length: Annotated[int, typer.Option(min=8, help="tokens in a window")] = 512,
+    windows: Windows = None,
+    length: WindowLength = 512,
     eval_: Annotated[
         list[Path] | None,
         typer.Option("--eval", help="figures that `qtool eval --json` or `compare --json` wrote"),
     ] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="by default every core")] = None,
-    json_: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
+    threads: Threads = None,
+    json_: Json = False,
 ) -> None:
     """Write a page about ARTIFACTS: size, errors of layers, codes, quality, checks, provenance.
 

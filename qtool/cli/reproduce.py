@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from qtool.cli.options import Json, Threads
 from qtool.printable import printable
 
 if TYPE_CHECKING:
@@ -32,8 +33,8 @@ def reproduce(
         Path | None,
         typer.Option(help="folder to make it in; by default that for temporary files"),
     ] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="by default every core")] = None,
-    json_: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
+    threads: Threads = None,
+    json_: Json = False,
 ) -> None:
     """Make ARTIFACT again from its own record and compare; exit status 1 where it differs.
 

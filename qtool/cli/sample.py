@@ -7,30 +7,22 @@ from typing import Annotated
 
 import typer
 
-from qtool.cli import completing
+from qtool.cli.options import Fresh, Json, Model, OnDevice, Threads
 from qtool.printable import printable, size
 
 
 def sample(
-    model: Annotated[
-        str,
-        typer.Argument(
-            help="a folder, a GGUF file, a hub id, or an alias such as `tiny`",
-            autocompletion=completing.models,
-        ),
-    ],
+    model: Model,
     out: Annotated[Path, typer.Option("-o", "--out", help="JSONL file to write")],
     samples: Annotated[int, typer.Option(min=1, help="how many stretches of text")] = 128,
     length: Annotated[int, typer.Option(min=8, help="tokens in each")] = 512,
     seed: Annotated[
         int, typer.Option(min=0, max=2**32 - 1, help="another one gives other texts")
     ] = 0,
-    device: Annotated[str, typer.Option(help="cpu, cuda, or auto, which is the CPU")] = "auto",
-    threads: Annotated[int | None, typer.Option(min=1, help="by default every core")] = None,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="start over, whatever an interrupted run left")
-    ] = False,
-    json_: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
+    device: OnDevice = "auto",
+    threads: Threads = None,
+    fresh: Fresh = False,
+    json_: Json = False,
 ) -> None:
     """Let MODEL write a text of its own, for --calibration of `qtool quantize` and others.
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from qtool.cli import completing
+from qtool.cli.options import Against, Json, Threads
 from qtool.printable import print_json
 
 if TYPE_CHECKING:
@@ -16,9 +17,7 @@ _SHOWN = 3  # findings of one check
 
 def verify(
     artifact: Annotated[str, typer.Argument(help="a folder, a .safetensors or a .gguf file")],
-    against: Annotated[
-        str | None, typer.Option(help="the unquantized model: a folder, a hub id or an alias")
-    ] = None,
+    against: Against = None,
     engine: Annotated[
         str | None,
         typer.Option(
@@ -27,8 +26,8 @@ def verify(
         ),
     ] = None,
     tp: Annotated[int, typer.Option(min=1, help="GPUs that the engine splits it over")] = 1,
-    threads: Annotated[int | None, typer.Option(min=1, help="by default every core")] = None,
-    json_: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
+    threads: Threads = None,
+    json_: Json = False,
 ) -> None:
     """Check ARTIFACT: tensors, shapes, numbers, configs, tokenizer; exit status 1 on errors."""
     from qtool import api
