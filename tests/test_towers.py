@@ -14,8 +14,12 @@ from transformers import CONFIG_MAPPING, AutoModelForImageTextToText, AutoModelF
 
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import UnsupportedError
+from qtool.planning.plan import make_plan
+from qtool.recipe.recipe import load
+from qtool.recipe.rotate import RotateOptions
 from qtool.streaming.skeleton import Skeleton
 from qtool.streaming.towers import left_out_where_libraries_are_missing
+from qtool.transforms import rotate, rotated
 
 _TEXT = {**SMALL, "num_hidden_layers": 2, "rope_parameters": {"rope_type": "default",
          "rope_theta": 1e4, "mrope_section": [2, 3, 3]}}  # fmt: skip
@@ -50,6 +54,49 @@ SPEAKING: dict[str, dict[str, Any]] = {
         "text_config": {**_TEXT, **_SPARSE}, "audio_config": _HEARS, "vision_config": _SEES,
     },
 }  # fmt: skip
+
+
+def molmo(folder: Path) -> Any:
+    text = {
+        **SMALL, "vocab_size": 88, "additional_vocab_size": 8, "head_dim": 16, "qkv_bias": True,
+    }  # fmt: skip
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16}
+    seeing = {**heads, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    adapter = {
+        **heads, "vision_feature_layer": [1, 0], "hidden_size": 32, "intermediate_size": 48,
+        "text_hidden_size": 64,
+    }  # fmt: skip
+    keys = {"text_config": text, "vision_config": seeing, "adapter_config": adapter}
+    return built("molmo2", folder, AutoModelForImageTextToText, **keys)
+
+
+def test_one_tensor_for_several_modules_and_one_table_in_two(tmp_path: Path) -> None:
+    """Molmo 2: queries, keys and values, gate and up, and words above words added later."""
+    folder = tmp_path / "model"
+    check_logits(folder, molmo(folder))
+    tensors = Checkpoint.open(folder).tensors
+    assert tensors["model.transformer.blocks.0.self_attn.att_proj.bias"].shape == (128,)
+    assert tensors["model.transformer.blocks.0.mlp.ff_proj.weight"].shape == (192, 64)
+    assert tensors["model.transformer.wte.new_embedding"].shape == (48, 64)
+    plan = make_plan(load("kv-fp8"), Checkpoint.open(folder))
+    assert {kept.heads for kept in plan.cache.values()} == {2} and len(plan.cache) == 3
+
+
+@pytest.mark.parametrize("name", ["molmo2", "qwen2_5_omni", "voxtral"])
+def test_what_towers_write_into_is_not_rotated(name: str, tmp_path: Path) -> None:
+    """What they make of an image would have to be rotated, too, and no text shows whether it is."""
+    folder = tmp_path / "model"
+    if name == "molmo2":
+        molmo(folder)
+    elif name == "voxtral":
+        built(name, folder, AutoModelForMultimodalLM, **HEARING[name])
+    else:
+        speaking(name, folder)
+    view = rotated.untied(Checkpoint.open(folder))
+    found = rotate.prepare(view, RotateOptions(), lambda _: None)
+    assert found.r1 is None and len(found.r2) == (3 if name != "qwen2_5_omni" else 2)
+    (said, *_) = found.left_out
+    assert "sees or hears" in said or "unknown to the model class" in said
 
 
 @pytest.mark.parametrize("name", HEARING)

@@ -122,27 +122,6 @@ def test_the_head_is_not_read_before_the_blocks(
     assert heads_of(Outer()) == heads_of(model) == [model.lm_head]
 
 
-def test_one_tensor_for_several_modules_and_one_table_in_two(tmp_path: Path) -> None:
-    """Molmo 2: queries, keys and values, gate and up, and words above words added later."""
-    text = {
-        **SMALL, "vocab_size": 88, "additional_vocab_size": 8, "head_dim": 16, "qkv_bias": True,
-    }  # fmt: skip
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16}
-    seeing = {**heads, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
-    adapter = {
-        **heads, "vision_feature_layer": [1, 0], "hidden_size": 32, "intermediate_size": 48,
-        "text_hidden_size": 64,
-    }  # fmt: skip
-    keys = {"text_config": text, "vision_config": seeing, "adapter_config": adapter}
-    folder = tmp_path / "model"
-    model = built("molmo2", folder, AutoModelForImageTextToText, **keys)
-    check_logits(folder, model)
-    tensors = Checkpoint.open(folder).tensors
-    assert tensors["model.transformer.blocks.0.self_attn.att_proj.bias"].shape == (128,)
-    assert tensors["model.transformer.blocks.0.mlp.ff_proj.weight"].shape == (192, 64)
-    assert tensors["model.transformer.wte.new_embedding"].shape == (48, 64)
-
-
 def test_blocks_that_share_weights_are_said_to(tmp_path: Path) -> None:
     keys = {
         **SMALL, "num_key_value_heads": 4, "num_hidden_layers": 4, "n_mamba_heads": 2,

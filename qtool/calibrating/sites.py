@@ -26,7 +26,7 @@ from qtool.calibrating.probe_trace import Trace, TracedCall, watch
 from qtool.checkpoints.names import Binding
 from qtool.errors import RTN_CAN, UnsupportedError
 from qtool.streaming.linears import Matrix
-from qtool.streaming.stream import Call, LoadedBlock, Stream
+from qtool.streaming.stream import Call, LoadedBlock, Stream, Structure
 
 
 @dataclass(frozen=True)
@@ -112,11 +112,11 @@ class Tracer:
     """
 
     stacked: bool = False
-    _known: dict[tuple[tuple[str, tuple[int, ...]], ...], Trace] = field(default_factory=dict)
+    _known: dict[Structure, Trace] = field(default_factory=dict)
 
     def sites(self, block: LoadedBlock, stream: Stream) -> BlockSites:
         """The sites of a block whose input the stream stands at."""
-        key = tuple((name, tuple(p.shape)) for name, p in block.module.named_parameters())
+        key = block.structure
         if key not in self._known:
             refuse_conv1d(block.module, block.prefix[:-1])
             self._known[key] = watch(block, *stream.probe(block.index))

@@ -149,9 +149,9 @@ def _load(
             matrices[place] = [matrix(multiplied, one) for one in names]
     whole = dict(matrices)
     for module in skeleton.model.modules():
-        if isinstance(module, RowsOf) and (rows := module.rows("weight")) is not None:
+        if isinstance(module, RowsOf):
             (one,) = whole[key(module.joined.weight)]
-            matrices[key(module.weight)] = [replace(one, rows=rows)]
+            matrices[key(module.weight)] = [replace(one, rows=module.rows)]
     move(skeleton.model, reading.place)
     return matrices
 

@@ -16,7 +16,8 @@ from qtool.errors import UnsupportedError
 from qtool.formats.safetensors_file import TensorSpec
 
 # What makes keys, alone or together with queries and values.
-_KEYS = ("k_proj", "qkv_proj", "query_key_value", "Wqkv", "W_pack", "c_attn", "wqkv", "qkv")
+_KEYS = ("k_proj", "qkv_proj", "query_key_value", "Wqkv", "W_pack", "c_attn", "wqkv", "qkv",
+         "att_proj")  # fmt: skip
 _LATENT = ("kv_a_proj_with_mqa", "kv_b_proj")
 
 

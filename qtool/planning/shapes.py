@@ -31,7 +31,7 @@ UNPACKED = 8  # bytes of a text in one of a compressed file, likewise at most
 # Weights of the output head that a thread rounds at once.
 ROWS_AT_ONCE = 1 << 23
 
-_ATTENDING = re.compile(r"(?i)[._]([qkv]|w?qkv|query_key_value|[qk]v?_[ab])(_proj\w*)?$")
+_ATTENDING = re.compile(r"(?i)[._]([qkv]|w?qkv|query_key_value|att|[qk]v?_[ab])(_proj\w*)?$")
 _LAST = re.compile(r"[._](ffn_down_exps|down_proj|w2|output_linear)")
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 

@@ -2,7 +2,7 @@
 
 from bisect import bisect_right
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Generic, TypeVar
 
@@ -14,38 +14,43 @@ Known = TypeVar("Known")
 @dataclass(frozen=True)
 class _Place(Generic[Known]):
     start: int
-    end: int  # behind its last number
+    shape: torch.Size
+    stride: tuple[int, ...]
+    itemsize: int
     known: Known
+
+    def has(self, weight: torch.Tensor) -> bool:
+        """Whether it begins here, or is some of the rows."""
+        offset, rest = divmod(weight.data_ptr() - self.start, self.itemsize)
+        if not offset:
+            return True
+        alike = weight.ndim == 2 and weight.stride() == self.stride
+        if not alike or weight.shape[1] != self.shape[1] or rest:
+            return False
+        first, inside = divmod(offset, self.stride[0])
+        return not inside and first + len(weight) <= self.shape[0]
 
 
 @dataclass(frozen=True)
 class ByAddress(Generic[Known]):
-    """Of tensors in memory: rows of one are known as the whole is."""
+    """Of matrices in memory: rows of one are known as the whole is."""
 
-    _places: tuple[_Place[Known], ...] = ()  # in the order of their starts
-    _starts: list[int] = field(default_factory=list)
+    _places: tuple[_Place[Known], ...]  # in the order of their starts
 
     @classmethod
     def of(cls, tensors: Iterable[tuple[torch.Tensor, Known]]) -> "ByAddress[Known]":
         """Of tensors that stay where they are."""
-        every = (_Place(t.data_ptr(), t.data_ptr() + _extent(t), known) for t, known in tensors)
-        places = tuple(sorted(every, key=attrgetter("start")))
-        return cls(places, [place.start for place in places])
+        every = (
+            _Place(one.data_ptr(), one.shape, one.stride(), one.itemsize, known)
+            for one, known in tensors
+        )
+        return cls(tuple(sorted(every, key=attrgetter("start"))))
 
     def __bool__(self) -> bool:
         return bool(self._places)
 
     def find(self, weight: torch.Tensor) -> Known | None:
-        """Of a tensor, or of a part of one."""
-        at = bisect_right(self._starts, weight.data_ptr()) - 1
-        if at < 0 or weight.data_ptr() >= self._places[at].end:
-            return None
-        return self._places[at].known
-
-
-def _extent(tensor: torch.Tensor) -> int:
-    """Bytes from its first number to behind its last."""
-    if tensor.numel() == 0:
-        return 0
-    steps = ((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
-    return (sum(steps) + 1) * tensor.element_size()
+        """Of what begins where one of them does, or is rows of one."""
+        at = bisect_right(self._places, weight.data_ptr(), key=attrgetter("start")) - 1
+        place = self._places[at] if at >= 0 else None
+        return place.known if place is not None and place.has(weight) else None

@@ -11,7 +11,7 @@ some that multiply by rows of a parameter which they have in common, and that is
 Whatever reads, measures, scales or tunes that parameter needs to know of no parts.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -25,50 +25,34 @@ _KINDS = ("weight", "bias")
 
 
 class Joined(nn.Module):
-    """A matrix, its bias or both, which others have rows of; never called."""
+    """A matrix, and its bias if it has one, of which others have rows; never called."""
 
     weight: nn.Parameter
     bias: nn.Parameter
 
 
 class RowsOf(nn.Module):
-    """A linear layer by rows of a Joined, or by what else the layer had that it stands for."""
+    """A linear layer by rows of a Joined."""
 
     joined: Joined
 
-    def __init__(self, layer: nn.Linear, whole: Joined, rows: Mapping[str, slice]) -> None:
-        """rows: of the whole's weight or bias, whichever it has."""
+    def __init__(self, layer: nn.Linear, whole: Joined, rows: slice) -> None:
+        """rows: of the whole's weight, and of its bias if it has one."""
         super().__init__()
         self.in_features, self.out_features = layer.in_features, layer.out_features
-        for kind in _KINDS:
-            if kind not in rows:
-                self._parameters[kind] = layer._parameters[kind]
-        self._rows = dict(rows)
+        self.rows = rows
         # Not as a module of this one: it is one of another. Copies of both keep to each other.
         object.__setattr__(self, "joined", whole)
-
-    def rows(self, kind: str) -> slice | None:
-        """Those that its weight or bias are; None where it has its own."""
-        return self._rows.get(kind)
-
-    def _part(self, kind: str) -> torch.Tensor | None:
-        rows = self.rows(kind)
-        if rows is None:
-            return self._parameters[kind]
-        found: torch.Tensor = getattr(self.joined, kind)[rows]
-        return found
 
     @property
     def weight(self) -> torch.Tensor:
         """[out, in]."""
-        found = self._part("weight")
-        assert found is not None
-        return found
+        return self.joined.weight[self.rows]
 
     @property
     def bias(self) -> torch.Tensor | None:
         """[out]."""
-        return self._part("bias")
+        return self.joined.bias[self.rows] if "bias" in self.joined._parameters else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., in] to [..., out]."""
@@ -78,7 +62,8 @@ class RowsOf(nn.Module):
 def join(model: nn.Module, splits: Sequence[Split], prefix: str) -> dict[str, str]:
     """Replace linear layers that have parts of a tensor; the parameter of each such tensor.
 
-    prefix: of modules that may be replaced. Others are left as they are, and the tensor unknown.
+    prefix: of modules that may be replaced. Others are left as they are, and so are layers of which
+    a weight or a bias alone is a part.
     """
     found: dict[str, str] = {}
     by_layers: dict[tuple[str, ...], dict[str, str]] = {}  # its weight, and its bias
@@ -90,7 +75,7 @@ def join(model: nn.Module, splits: Sequence[Split], prefix: str) -> dict[str, st
         parent = layers[0].rpartition(".")[0]
         own = [model.get_submodule(layer) for layer in layers]
         beside = all(layer.rpartition(".")[0] == parent for layer in layers)
-        plain = all(type(layer) is nn.Linear for layer in own)
+        plain = all(type(one) is nn.Linear and _kinds(one) == {*tensors} for one in own)
         if not (beside and plain and f"{parent}.".startswith(prefix)):
             continue
         owner = model.get_submodule(parent)
@@ -107,14 +92,15 @@ def _joined(
 ) -> Joined:
     """The whole of some layers, which from now on have rows of it."""
     whole = Joined()
-    rows: list[dict[str, slice]] = [{} for _ in own]
+    ends = [*accumulate((len(layer.weight) for layer in own), initial=0)]
     for kind in kinds:
-        parts = [layer._parameters[kind] for layer in own]
-        ends = accumulate((len(part) for part in parts), initial=0)
-        for each, (first, last) in zip(rows, pairwise(ends), strict=True):
-            each[kind] = slice(first, last)
-        meta = parts[0].new_empty(sum(map(len, parts)), *parts[0].shape[1:])
+        part = own[0]._parameters[kind]
+        meta = part.new_empty(ends[-1], *part.shape[1:])
         whole.register_parameter(kind, nn.Parameter(meta, requires_grad=False))
-    for path, layer, its in zip(layers, own, rows, strict=True):
-        setattr(owner, path.rpartition(".")[2], RowsOf(layer, whole, its))
+    for path, layer, (first, last) in zip(layers, own, pairwise(ends), strict=True):
+        setattr(owner, path.rpartition(".")[2], RowsOf(layer, whole, slice(first, last)))
     return whole
+
+
+def _kinds(layer: nn.Linear) -> set[str]:
+    return {kind for kind, own in layer._parameters.items() if own is not None}

@@ -52,10 +52,12 @@ class WeightIndex:
         if owner is None or weight.ndim != 2:
             return None
         name, parameter = owner
-        offset = weight.storage_offset() - parameter.storage_offset()
+        offset = int(weight.storage_offset() - parameter.storage_offset())
         if id(parameter) in self._joined:
-            first = offset // parameter.stride(0)
-            return Matrix(name, None, rows=(first, first + len(weight)))
+            first, inside = divmod(offset, parameter.stride(0))
+            alike = weight.shape[1] == parameter.shape[1] and weight.stride() == parameter.stride()
+            rows = (first, first + len(weight))
+            return Matrix(name, None, rows=rows) if alike and not inside else None
         turned = parameter.ndim == 3 and _same(weight.t(), parameter)
         if not turned and not _same(weight, parameter):
             return None

@@ -141,10 +141,20 @@ class EmbeddingRows(TorchCalls):
         with torch.device("cpu"):  # whatever makes tensors elsewhere by default around the model
             known, rows = self._rows(table, here)
         found = rows[torch.searchsorted(known, here)].to(ids.device)
-        if self.looked_up is not None and len(table) == 1:
-            self.looked_up.append((table[0], here, found.requires_grad_()))
-            return found.clone()  # which a model may write into
-        return found
+        return found if self.looked_up is None else self._noted(table, here, found)
+
+    def _noted(self, table: Table, ids: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
+        """The same rows, to which torch can go back tensor by tensor, and a model may write."""
+        assert self.looked_up is not None
+        whole, begin = torch.empty_like(found), 0
+        for name in table:
+            size = self._checkpoint.tensors[name].shape[0]
+            own = (begin <= ids) & (ids < begin + size)
+            part = found[own].requires_grad_()
+            self.looked_up.append((name, ids[own] - begin, part))
+            whole = whole.index_put((own,), part)
+            begin += size
+        return whole
 
     def _item(self, table: torch.Tensor, index: Any) -> torch.Tensor:
         """table[index], of which the first number says a row."""

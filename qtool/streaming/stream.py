@@ -13,10 +13,12 @@ from torch import nn
 
 from qtool.checkpoints.names import Binding
 from qtool.errors import RTN_CAN, NoGradientError, UnsupportedError
+from qtool.streaming.joined_rows import RowsOf
 from qtool.streaming.layout import Layout
 from qtool.streaming.online import Online
 
 CPU = torch.device("cpu")
+Structure = tuple[tuple[str, tuple[int, ...]], ...]  # of a block
 
 
 @dataclass(frozen=True)
@@ -173,6 +175,17 @@ class LoadedBlock:
             f"{self.prefix[:-1]}: a gradient is not finite on this text; the model is broken, "
             "or overflows in float32"
         )
+
+    @property
+    def structure(self) -> Structure:
+        """Equal for blocks whose matrices are called alike: parameters, and what has which rows."""
+        shapes = [(name, tuple(one.shape)) for name, one in self.module.named_parameters()]
+        rows = [
+            (path, (one.rows.start, one.rows.stop))
+            for path, one in self.module.named_modules()
+            if isinstance(one, RowsOf)
+        ]
+        return (*shapes, *rows)
 
     @property
     def nbytes(self) -> int:

@@ -1,12 +1,13 @@
 """Parts of models that see or hear. Text needs none of them: they are built, and never run."""
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
 
-from qtool.checkpoints.structure import OTHER_TOWERS
+_SENSES = re.compile("vision|image|video|audio|speech")  # in the names of parts of a config
 
 
 def part_with_text(config: Mapping[str, Any]) -> str:
@@ -21,7 +22,7 @@ def attention_of_parts(config: Any, attention: str) -> str | dict[str, str]:
     parts = getattr(config, "sub_configs", None)
     if not parts:
         return attention
-    towers = dict.fromkeys((key for key in parts if OTHER_TOWERS.search(key)), "eager")
+    towers = dict.fromkeys((key for key in parts if _SENSES.search(key)), "eager")
     return {"": attention, **dict.fromkeys(parts, attention), **towers}
 
 

@@ -19,7 +19,7 @@ new one is then what multiplies the readers, and the product is exact again. A b
 divided along is rounded to its dtype, as the source's own was.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -132,7 +132,9 @@ def proved(
         unpaired = shown(block, states, call)
         _multiply_readers(block, fold, exact)
         paired = shown(block, states, call)
-    return undone(unpaired, paired, expected, {parameter_of(block, fold.producer)})
+    return undone(
+        unpaired, paired, expected, [Scaled(parameter_of(block, fold.producer), fold.rows)]
+    )
 
 
 def parameter_of(block: LoadedBlock, name: str) -> str:
@@ -140,19 +142,38 @@ def parameter_of(block: LoadedBlock, name: str) -> str:
     return block.bindings[name].parameter_name.removeprefix(block.prefix)
 
 
-def undone(unpaired: Shown, paired: Shown, expected: Shown, scaled: Set[str]) -> bool | None:
+@dataclass(frozen=True)
+class Scaled:
+    """Rows of a parameter, or all of it."""
+
+    parameter: str
+    rows: NDArray[np.int64] | None
+
+    def has(self, matrix: Matrix) -> bool:
+        """Whether some of a matrix is among them."""
+        if matrix.parameter != self.parameter:
+            return False
+        if matrix.rows is None or self.rows is None:
+            return True
+        first, last = matrix.rows
+        return bool(((first <= self.rows) & (self.rows < last)).any())
+
+
+def undone(
+    unpaired: Shown, paired: Shown, expected: Shown, scaled: Sequence[Scaled]
+) -> bool | None:
     """Whether paired scales undo what unpaired ones change: in all that a block passes on, and in
     what each matrix gives but the scaled ones. What is chosen by some of it, such as positions to
     attend to of more than the probe has, is not to change either.
 
-    None where unpaired ones change nothing that is passed on. scaled: parameters.
+    None where unpaired ones change nothing that is passed on.
     """
     told, right = False, True
     for without, both, wanted in zip(unpaired.parts, paired.parts, expected.parts, strict=True):
         change, good = _compared(without, both, wanted)
         told, right = told or change, right and good
     for matrix, wanted_calls in expected.outputs.items():
-        if matrix.parameter in scaled:
+        if any(one.has(matrix) for one in scaled):
             continue
         calls = [one.outputs.get(matrix, []) for one in (unpaired, paired)]
         if len(calls[1]) != len(wanted_calls):

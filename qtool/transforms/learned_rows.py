@@ -157,7 +157,7 @@ def _weights(block: LoadedBlock, stream: Stream, tracer: Tracer) -> Seen:
             continue
         branch = next((m for m in order[number:] if m in writes and m in energy), None)
         for reader in call.readers:
-            before = said.energies.get(reader.name, 0.0) if reader.first else 0.0
+            before = 0.0 if call.matrix.rows is None else said.energies.get(reader.name, 0.0)
             said.energies[reader.name] = before + energy[call.matrix]
             share = energy[branch] / size if branch is not None and size else 0.0
             said.shares[reader.name] = share

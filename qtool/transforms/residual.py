@@ -111,6 +111,14 @@ def outer_roles(
     if head is None:
         raise NotRotatableError("the checkpoint has no output head that could take the last gain")
     tables = {name for table in skeleton._tables().values() for name in table}
+    beside = tables | {head}
+    for name, piece in skeleton.names.of_tensor.items():
+        inside = piece.parameter_name.startswith(skeleton.prefix)
+        if not inside and len(piece.shape) > 1 and name not in beside:
+            raise NotRotatableError(
+                f"{name}, of a part that sees or hears, say, writes into the residual stream or "
+                "reads it"
+            )
     odd = [name for name in sorted(tables) if skeleton.checkpoint.tensors[name].shape[1] != width]
     if odd:
         raise NotRotatableError(f"{odd[0]} is not as wide as the residual stream")

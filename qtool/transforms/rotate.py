@@ -269,7 +269,7 @@ def _values(
     search: _Search, block: LoadedBlock, found: BlockSites, stream: Stream, skeleton: Skeleton
 ) -> Values | None:
     """What makes a block's values: of its structure's candidates the first that is proved."""
-    key = tuple((name, tuple(p.shape)) for name, p in block.module.named_parameters())
+    key = block.structure
     candidates = value_candidates(block, found)
     if key in search.chosen:
         wanted = search.chosen[key]

@@ -35,7 +35,7 @@ from qtool.calibrating.sites import BlockSites
 from qtool.calibrating.stats import SiteStats
 from qtool.streaming.stream import Call, LoadedBlock, Stream
 from qtool.streaming.torch_calls import TorchCalls
-from qtool.transforms.fold import Shown, parameter_of, restored, shown, undone
+from qtool.transforms.fold import Scaled, Shown, parameter_of, restored, shown, undone
 from qtool.transforms.places import head_places
 from qtool.transforms.proved import (
     Applied,
@@ -282,7 +282,8 @@ def _proved(
     with restored(block, _tensors(pair.keys)):
         _multiply(block, pair.keys, torch.from_numpy(1 / scale.reshape(-1)))
         unpaired = shown(block, hidden, call)
-    scaled = {parameter_of(block, side.name) for side in (pair.keys, pair.queries)}
+    sides = (pair.keys, pair.queries)
+    scaled = [Scaled(parameter_of(block, side.name), side.index) for side in sides]
     return undone(unpaired, paired, expected, scaled) is True
 
 
