@@ -286,3 +286,16 @@ def test_slight_factors_of_rows_and_their_bias(tmp_path: Path) -> None:
     state[f"{key}.bias"] = state[f"{key}.bias"].flip(0)
     save_file(state, file, {"format": "pt"})
     assert biases() == [f"{key}.bias"]
+
+
+def test_biases_of_what_was_dequantized_after_scales_were_folded(tmp_path: Path) -> None:
+    """Sound: its matrices are rounded, so that the factors of their rows are not looked for."""
+    model = build("qwen2", tmp_path / "m")
+    sets = (f"calibration.source={text_file(tmp_path / 'text.txt')}", "calibration.samples=8",
+            "calibration.length=32", "indivisible=smaller-group")  # fmt: skip
+    quantize(model, "w4g128-awq", tmp_path / "awq", *sets)
+    qtool.convert(tmp_path / "awq", "hf", tmp_path / "hf")
+    verdict = verify_artifact(tmp_path / "hf", against=model, threads=1)
+    assert verdict.ok
+    (said,) = [one for one in verdict.findings if one.name.endswith("v_proj.bias")]
+    assert said.severity == "note" and "before it was dequantized" in said.message
