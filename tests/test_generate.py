@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 import quantizing
 import torch
+import torch.nn.functional as F
 from cuda_device import device, emulator
 from handed_models import HANDED
+from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from small_models import checkpoint
 from test_unusual_decoders import built
@@ -25,13 +27,15 @@ from qtool.cuda.reading import OnDevice
 from qtool.errors import SourceError, UnsupportedError, UsageError
 from qtool.generating import products
 from qtool.generating.generate import Generated, generate
-from qtool.generating.ready import _room
+from qtool.generating.ready import _room, ready
 from qtool.quality.engine_inputs import activations
 from qtool.quality.forward import forward
+from qtool.quality.rounded_inputs import Activations
 from qtool.quality.weights import open_weights
 from qtool.runs import pipeline
 from qtool.runs.progress import Progress
 from qtool.streaming.device import Device
+from qtool.streaming.online import Online
 from qtool.streaming.skeleton import Skeleton
 from qtool.texts import tokenizing
 from qtool.texts.tokenizing import tokenize
@@ -195,32 +199,71 @@ def test_a_layer_that_multiplies_in_a_way_of_its_own(tmp_path: Path) -> None:
     check(tmp_path, generate(quantizing.add_tokenizer(tmp_path), "Group", 4, None, QUIET), 1e-3)
 
 
+def logits(out: Path, ids: NDArray[np.int64], where: Device | None) -> torch.Tensor:
+    """Of the last token, as `generate` has them."""
+    with open_weights(out) as weights:
+        model = ready(Skeleton.open(weights), weights, where, QUIET)
+        with torch.no_grad(), model.products:
+            return model.step(torch.from_numpy(ids), None)[0][0].cpu()
+
+
 @pytest.mark.parametrize("recipe", [None, "w4g128-rtn", "w8-rtn"])
 def test_a_matrix_that_is_multiplied_otherwise(
-    recipe: str | None, tmp_path: Path, device: Device
+    recipe: str | None, tmp_path: Path, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Mamba multiplies its step sizes by a weight itself, which torch answers with whatever lies in
     memory where the weight is on the meta device."""
     source = out = tmp_path / "model"
-    built("mamba", source, hidden_size=64, num_hidden_layers=2, vocab_size=96, state_size=8)
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 96, "state_size": 8}
+    built("mamba", source, **sizes, time_step_rank=32)
+    tensors = load_file(source / "model.safetensors")
+    for name in tensors:
+        if name.endswith("dt_proj.weight"):
+            tensors[name] *= 10
+    save_file(tensors, source / "model.safetensors")
     quantizing.add_tokenizer(source)
     if recipe is not None:
         changes = ["indivisible=dense", "weights.group_size=32"]
         out = Path(qtool.quantize(source, recipe, tmp_path / "out", changes=changes).artifact)
-    here, again = (generate(out, "Group", 6, None, QUIET) for _ in range(2))
-    assert here.tokens == again.tokens
-    check(out, here, 1e-4)
-    check(out, generate(out, "Group", 4, device, QUIET), 0.1)
-
-
-def test_a_weight_that_is_no_matrix_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    ids = np.random.default_rng(0).integers(3, 90, (1, 12), dtype=np.int64)
+    with open_weights(out) as weights:
+        run = forward(
+            Skeleton.open(weights), activations(weights, "plain"), ids, 1, QUIET, keep=False
+        )
+        with run.logits() as head, torch.no_grad():
+            expected = head(run.hidden)[0, -1]
+    torch.testing.assert_close(logits(out, ids, None), expected, rtol=0, atol=1e-4)
+    there = logits(out, ids, device)
+    torch.testing.assert_close(there, expected, rtol=0, atol=0.02)
     monkeypatch.setattr(products.Products, "_there", lambda _, value: value)
-    built("mamba", tmp_path, hidden_size=64, num_hidden_layers=1, vocab_size=96, state_size=8)
-    quantizing.add_tokenizer(tmp_path)
     with pytest.raises(UnsupportedError, match=r"matmul.* is given a weight otherwise than"):
-        generate(tmp_path, "Group", 2, None, QUIET)
+        logits(out, ids, None)
+
+
+def test_matrices_put_together_are_known_or_refused() -> None:
+    """Whatever a model makes of them before it multiplies by them."""
+    torch.manual_seed(0)
+    meta = torch.empty(2, 6, 4, device="meta")
+    real = torch.randn(2, 6, 4)
+    known = {
+        products.key(meta[expert]): [
+            products.Matrix(
+                str(expert), (6, 4), lambda x, n=expert: F.linear(x, real[n]),
+                lambda n=expert: real[n], False,
+            )
+        ]
+        for expert in range(2)
+    }  # fmt: skip
+    x = torch.randn(3, 4)
+    with torch.no_grad(), products.Products(known, Online(), Activations()):
+        assert torch.equal(F.linear(x, meta[1]), F.linear(x, real[1]))
+        assert torch.equal(x @ meta[1].T, x @ real[1].T)
+        both = torch.cat([meta[0], meta[1]])
+        assert torch.equal(F.linear(x, both), F.linear(x, torch.cat([real[0], real[1]])))
+        assert meta[1].shape == (6, 4) and meta[1].size(0) == 6 and meta[1].is_meta
+        for wrong in (meta[:, :3][1], meta[:, 3:][1], meta.view(-1, 4), meta.chunk(2, 1)[0][0]):
+            with pytest.raises(RuntimeError, match="otherwise than as a matrix"):
+                F.linear(x, wrong)
 
 
 def test_what_is_no_number_is_told(tmp_path: Path) -> None:

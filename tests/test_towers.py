@@ -9,17 +9,22 @@ import pytest
 import quantizing
 import torch
 from safetensors.torch import load_file, save_file
+from test_generate import check
 from test_unusual_decoders import CAUSAL, SMALL, built, check_logits
 from transformers import CONFIG_MAPPING, AutoModelForImageTextToText, AutoModelForMultimodalLM
 
 from qtool.checkpoints.checkpoint import Checkpoint
-from qtool.errors import UnsupportedError
+from qtool.errors import UnsupportedError, UsageError
+from qtool.generating.generate import generate
 from qtool.planning.plan import make_plan
 from qtool.recipe.recipe import load
 from qtool.recipe.rotate import RotateOptions
+from qtool.runs.progress import Progress
 from qtool.streaming.skeleton import Skeleton
 from qtool.streaming.towers import left_out_where_libraries_are_missing
+from qtool.texts.calibration import _vocabulary
 from qtool.transforms import rotate, rotated
+from qtool.verification.run import verify_artifact
 
 _TEXT = {**SMALL, "num_hidden_layers": 2, "rope_parameters": {"rope_type": "default",
          "rope_theta": 1e4, "mrope_section": [2, 3, 3]}}  # fmt: skip
@@ -92,11 +97,20 @@ def test_what_towers_write_into_is_not_rotated(name: str, tmp_path: Path) -> Non
         built(name, folder, AutoModelForMultimodalLM, **HEARING[name])
     else:
         speaking(name, folder)
-    view = rotated.untied(Checkpoint.open(folder))
+    source = Checkpoint.open(folder)
+    view = rotated.untied(source)
     found = rotate.prepare(view, RotateOptions(), lambda _: None)
     assert found.r1 is None and len(found.r2) == (3 if name != "qwen2_5_omni" else 2)
-    (said, *_) = found.left_out
-    assert "sees or hears" in said or "unknown to the model class" in said
+    assert "is of a part that sees or hears" in found.left_out[0]
+    assert view.head is None and view.config == source.config
+
+
+def test_nor_where_its_names_do_not_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rotated, "_refused", lambda _: None)
+    molmo(tmp_path / "model")
+    view = rotated.untied(Checkpoint.open(tmp_path / "model"))
+    found = rotate.prepare(view, RotateOptions(), lambda _: None)
+    assert found.r1 is None and "outside of the blocks, reads" in found.left_out[0]
 
 
 @pytest.mark.parametrize("name", HEARING)
@@ -176,7 +190,7 @@ def test_a_tower_whose_library_is_missing_is_left_out(
         "vision_config": {"model_type": "gemma3n_vision", "hidden_size": 32},
     }  # fmt: skip
     folder = tmp_path / "model"
-    with left_out_where_libraries_are_missing():
+    with left_out_where_libraries_are_missing(CONFIG_MAPPING["gemma3n"](**keys)):
         model = built("gemma3n", folder, AutoModelForImageTextToText, **keys)
     tensors = load_file(folder / "model.safetensors")
     tensors["model.vision_tower.timm_model.conv_stem.conv.weight"] = torch.ones(8, 3, 3, 3)
@@ -188,16 +202,55 @@ def test_a_tower_whose_library_is_missing_is_left_out(
         AutoModelForImageTextToText.from_config(CONFIG_MAPPING["gemma3n"](**keys))
 
 
+@pytest.mark.parametrize(
+    ("name", "decoder"),
+    [("bamba", "bamba.modeling_bamba.BambaModel"), ("voxtral", "llama.modeling_llama.LlamaModel")],
+)
 def test_a_decoder_whose_library_is_missing_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, decoder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def missing(*_: Any) -> None:
-        raise ImportError("BambaModel requires the mamba library\n`pip install mamba`")
+        raise ImportError("It requires the mamba library\n`pip install mamba`")
 
-    built("bamba", tmp_path / "model", **CAUSAL["bamba"])
-    monkeypatch.setattr("transformers.models.bamba.modeling_bamba.BambaModel.__init__", missing)
-    with pytest.raises(UnsupportedError, match="'bamba' with a library that is not installed: Bam"):
+    if name == "bamba":
+        built(name, tmp_path / "model", **CAUSAL[name])
+    else:
+        built(name, tmp_path / "model", AutoModelForMultimodalLM, **HEARING[name])
+    monkeypatch.setattr(f"transformers.models.{decoder}.__init__", missing)
+    with pytest.raises(
+        UnsupportedError, match=f"'{name}' with a library that is not installed: It"
+    ):
         Skeleton.open(Checkpoint.open(tmp_path / "model"))
+
+
+def test_a_layout_that_transformers_does_not_read_is_told(tmp_path: Path) -> None:
+    """Qwen3-ASR's own code has what thinks under that name, transformers' has not."""
+    folder = tmp_path / "model"
+    built("qwen3_asr", folder, AutoModelForMultimodalLM, **HEARING["qwen3_asr"])
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    whole = {"model_type": "qwen3_asr", "thinker_config": config}
+    (folder / "config.json").write_text(json.dumps(whole), encoding="utf-8")
+    with pytest.raises(UnsupportedError, match=r"'qwen3_asr' in another layout.*\(-hf\)"):
+        Skeleton.open(Checkpoint.open(folder))
+
+
+def test_scales_of_the_cache_are_of_the_decoder_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    built("voxtral", folder, AutoModelForMultimodalLM, **HEARING["voxtral"])
+    quantizing.add_tokenizer(folder)
+    text = quantizing.text_file(tmp_path / "text.txt")
+    sets = ("calibration.samples=4", "calibration.length=32", f"calibration.source={text}")
+    quantizing.quantize(folder, "kv-fp8", tmp_path / "out", *sets)
+    assert verify_artifact(tmp_path / "out", against=folder).ok
+
+
+def test_words_and_positions_are_counted_where_the_decoder_says_them(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    speaking("qwen2_5_omni", folder)
+    quantizing.add_tokenizer(folder)
+    with pytest.raises(UsageError, match="more than the 256 positions"):
+        generate(folder, "Group", 400, None, Progress(quiet=True))
+    assert _vocabulary(folder, 0) == 96
 
 
 def test_a_tower_that_is_converted_does_not_matter(tmp_path: Path) -> None:
@@ -215,3 +268,5 @@ def test_a_tower_that_is_converted_does_not_matter(tmp_path: Path) -> None:
     model = built("step3p7", folder, AutoModelForImageTextToText, **keys)
     check_logits(folder, model)
     assert Skeleton.open(Checkpoint.open(folder)).names.refused
+    quantizing.add_tokenizer(folder)
+    check(folder, generate(folder, "Group", 4, None, Progress(quiet=True)), 1e-3)

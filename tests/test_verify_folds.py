@@ -299,3 +299,11 @@ def test_biases_of_what_was_dequantized_after_scales_were_folded(tmp_path: Path)
     assert verdict.ok
     (said,) = [one for one in verdict.findings if one.name.endswith("v_proj.bias")]
     assert said.severity == "note" and "before it was dequantized" in said.message
+    file = tmp_path / "hf" / "model.safetensors"
+    state = load_file(file)
+    state["model.layers.0.self_attn.q_proj.bias"].neg_()
+    save_file(state, file, {"format": "pt"})
+    forget_digests(tmp_path / "hf")
+    verdict = verify_artifact(tmp_path / "hf", against=model, threads=1)
+    (said,) = [one for one in verdict.findings if one.name.endswith("q_proj.bias")]
+    assert said.severity == "error" and "of layers that were not scaled" in said.message

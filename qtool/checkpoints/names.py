@@ -100,9 +100,10 @@ def bind(
     # Natural order, because a tensor's place in a list is its expert's number.
     for name in sorted(tensors, key=dot_natural_key):
         target, pattern = conversions.target(name, state)
-        if name in joined or (target not in state and name in state):
+        own = name.startswith(within)
+        if name in joined or (own and target not in state and name in state):
             target, pattern = joined.get(name, name), None
-        if target not in state:
+        if not own or target not in state:
             unknown.append(name)
         elif pattern is None:
             if target in plain:

@@ -31,13 +31,23 @@ from qtool.streaming.weights import Weights
 _HALF = ("F16", "BF16")
 Product = Callable[[torch.Tensor], torch.Tensor]  # float32 [..., in] -> [..., out]
 # What asks a tensor for something else than its numbers.
-_LOOKS = {"shape", "dtype", "device", "ndim", "is_meta", "requires_grad", "is_cuda", "layout"}
+_LOOKS = {"size", "dim", "stride", "numel", "is_floating_point", "element_size", "is_contiguous"}
+# Of a product with what is not there torch makes whatever lies in memory.
+_MEANINGLESS = "{} is given a weight otherwise than as a matrix"
+_VIEWS = {"T", "mT", "H", "mH", "data", "real"}  # properties that are of a tensor's numbers
 Key = tuple[int, int]  # the storage of a parameter, and where in it a matrix begins
 
 
 def key(weight: torch.Tensor) -> Key:
     """Of a parameter, or of an expert's slice of one."""
     return int(weight.untyped_storage()._cdata), int(weight.storage_offset())
+
+
+def _absent(value: object) -> bool:
+    """Whether it is a tensor that has no numbers, or several of which one has none."""
+    if isinstance(value, torch.Tensor):
+        return value.is_meta
+    return isinstance(value, list | tuple) and any(map(_absent, value))
 
 
 @dataclass
@@ -164,33 +174,53 @@ class Products(TorchCalls):
             return self._linear(*args, **kwargs)
         if func is F.scaled_dot_product_attention:
             return func(*self._attention(*args), **kwargs)
-        if getattr(getattr(func, "__self__", None), "__name__", "") not in _LOOKS:
-            args = tuple(map(self._there, args))
-            kwargs = {name: self._there(value) for name, value in kwargs.items()}
+        if not any(map(_absent, args)) and not any(map(_absent, kwargs.values())):
+            return func(*args, **kwargs)
+        what = func.__self__.__name__ if func.__name__ == "__get__" else func.__name__  # type: ignore[attr-defined]
+        if what in _LOOKS or (func.__name__ == "__get__" and what not in _VIEWS):
+            return func(*args, **kwargs)
+        args = tuple(map(self._there, args))
+        kwargs = {name: self._there(value) for name, value in kwargs.items()}
         found = func(*args, **kwargs)
-        if isinstance(found, torch.Tensor) and not found.is_meta:
-            given = (*args, *kwargs.values())
-            if any(isinstance(one, torch.Tensor) and one.is_meta for one in given):
-                # Numbers that mean nothing: torch has room for a product with what is not there.
-                raise RuntimeError(f"{func.__name__} is given a weight otherwise than as a matrix")
+        if any(map(_absent, args)) or any(map(_absent, kwargs.values())):
+            parts = found if isinstance(found, tuple) else (found,)
+            if any(isinstance(one, torch.Tensor) and not one.is_meta for one in parts):
+                raise RuntimeError(_MEANINGLESS.format(what))
         return found
 
     def _there(self, value: Any) -> Any:
         """A matrix that a model multiplies by in a way of its own, with its numbers."""
-        if not isinstance(value, torch.Tensor) or not value.is_meta:
+        if isinstance(value, list | tuple):
+            return type(value)(map(self._there, value))
+        known = self._known(value) if _absent(value) else None
+        if known is None:
             return value
-        known = self._matrices.get(key(value), ())
+        try:
+            every = [one.numbers() for one in known]
+        except BaseException:
+            self.failed = True
+            raise
+        if len(known) == 1 and known[0].rows is None:
+            return every[0]
+        rows = [one.rows or slice(None) for one in known]
+        return torch.cat([part[own] for part, own in zip(every, rows, strict=True)])
+
+    def _known(self, weight: torch.Tensor) -> Sequence[Matrix] | None:
+        """The matrices that it is, one above the other."""
+        known = self._matrices.get(key(weight))
+        if known is None:
+            return None
         rows = [one.rows or slice(0, one.shape[0]) for one in known]
         out = sum(own.stop - own.start for own in rows)
-        if not known or tuple(value.shape) != (out, known[0].shape[1]):
-            return value
-        return torch.cat([one.numbers()[own] for one, own in zip(known, rows, strict=True)])
+        return known if tuple(weight.shape) == (out, known[0].shape[1]) else None
 
     def _linear(
         self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
-        known = self._matrices.get(key(weight))
+        known = self._known(weight)
         if known is None:
+            if weight.is_meta:
+                raise RuntimeError(_MEANINGLESS.format("linear"))
             return F.linear(input, weight, bias)
         try:
             parts = [self._times(one, input) for one in known]

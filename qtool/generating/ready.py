@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from qtool.checkpoints.names import Binding
+from qtool.checkpoints.structure import OTHER_TOWERS
 from qtool.cuda.reading import OnDevice, reading_onto
 from qtool.errors import UnsupportedError, UsageError
 from qtool.generating.products import InFloat32, Key, Matrix, Products, key, matrix
@@ -76,7 +77,8 @@ def rows_of(skeleton: Skeleton) -> int | None:
 
 def check_positions(skeleton: Skeleton, tokens: int, said: str, where: Path) -> None:
     """UsageError for more tokens than the model has positions."""
-    most = getattr(skeleton.model.config, "max_position_embeddings", None)
+    config = skeleton.model.config.get_text_config(decoder=True)
+    most = getattr(config, "max_position_embeddings", None)
     if isinstance(most, int) and tokens > most:
         raise UsageError(f"{said} more than the {most} positions of {where}; give fewer")
 
@@ -136,11 +138,11 @@ def _load(
     for owner, attribute, name in tensors_of(skeleton.model, ""):
         pieces = skeleton.pieces(name)
         if pieces is None:
-            if attribute in owner._parameters:
+            if attribute in owner._parameters and not OTHER_TOWERS.search(name):
                 raise skeleton.lacks(name)
             continue
         parameter = getattr(owner, attribute)
-        linear = attribute == "weight" and _multiplies(owner)
+        linear = isinstance(owner, nn.Linear | Joined) and attribute == "weight"
         found = _slices(parameter, pieces) if linear or parameter.ndim == 3 else None
         if found is None:
             read_parameter(owner, attribute, pieces, reading)
@@ -154,12 +156,6 @@ def _load(
             matrices[key(module.weight)] = [replace(one, rows=module.rows)]
     move(skeleton.model, reading.place)
     return matrices
-
-
-def _multiplies(owner: nn.Module) -> bool:
-    """Whether its weight is a matrix that F.linear is called with, and nothing else."""
-    plain = isinstance(owner, nn.Linear) and type(owner).forward is nn.Linear.forward
-    return plain or isinstance(owner, Joined)
 
 
 def _slices(parameter: torch.Tensor, pieces: Sequence[Binding]) -> dict[Key, list[str]] | None:

@@ -85,6 +85,11 @@ def meta_model(checkpoint: Weights) -> Any:
         config = AutoConfig.from_pretrained(where, trust_remote_code=False)
         if part_with_text(checkpoint.config):
             config = config.thinker_config
+            if isinstance(config, dict):  # which the class does not know
+                raise UnsupportedError(
+                    f"{where / 'config.json'}: transformers knows {kind!r} in another layout, one "
+                    "without thinker_config; take a checkpoint in that one (-hf)"
+                )
         if checkpoint.config.get("tie_word_embeddings") is False:  # a view may have untied them
             config.tie_word_embeddings = False
         if (padded := in_view(checkpoint)) is not None:
@@ -106,7 +111,7 @@ def meta_model(checkpoint: Weights) -> Any:
             torch.device("meta"),
             initialization.no_init_weights(),
             initialization.meta_device_safe_creation_ops(),
-            left_out_where_libraries_are_missing(),
+            left_out_where_libraries_are_missing(config),
         ):
             model = make(
                 config,

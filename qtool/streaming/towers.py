@@ -3,10 +3,12 @@
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from threading import RLock
 from typing import Any
 
 from torch import nn
 
+_BUILDING = RLock()  # what is changed meanwhile is of the process
 _SENSES = re.compile("vision|image|video|audio|speech")  # in the names of parts of a config
 
 
@@ -27,24 +29,32 @@ def attention_of_parts(config: Any, attention: str) -> str | dict[str, str]:
 
 
 @contextmanager
-def left_out_where_libraries_are_missing() -> Iterator[None]:
-    """Within, a model is built without parts that need what is not installed (timm for Gemma 3n's
-    tower that sees); their tensors are then unknown."""
+def left_out_where_libraries_are_missing(config: Any) -> Iterator[None]:
+    """Within, a model of this config is built without parts that need what is not installed (timm
+    for Gemma 3n's tower that sees); their tensors are then unknown. ImportError where that is its
+    decoder."""
     from transformers import AutoModel
 
-    build: Any = AutoModel.from_config
-    own = vars(AutoModel)["from_config"]
+    try:
+        decoder = type(config.get_text_config(decoder=True))
+    except ValueError:  # there are several
+        decoder = type(config)
 
-    def built(config: Any, **options: Any) -> nn.Module:
+    def built(part: Any, **options: Any) -> nn.Module:
         try:
-            found: nn.Module = build(config, **options)
+            found: nn.Module = build(part, **options)
         except ImportError:
+            if isinstance(part, decoder):
+                raise
             return nn.Module()
         return found
 
-    # setattr: the class has no types for it.
-    setattr(AutoModel, "from_config", staticmethod(built))  # noqa: B010
-    try:
-        yield
-    finally:
-        setattr(AutoModel, "from_config", own)  # noqa: B010
+    with _BUILDING:
+        build: Any = AutoModel.from_config
+        own = vars(AutoModel)["from_config"]
+        # setattr: the class has no types for it.
+        setattr(AutoModel, "from_config", staticmethod(built))  # noqa: B010
+        try:
+            yield
+        finally:
+            setattr(AutoModel, "from_config", own)  # noqa: B010

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from qtool.checkpoints.structure import text_config
 from qtool.errors import SourceError
 from qtool.formats import safetensors_file as st
 from qtool.recipe.file import Precision, said_of
@@ -223,6 +224,5 @@ def _vocabulary(model: Path, default: int) -> int:
     """vocab_size of config.json, or `default` where it says none."""
     path = model / "config.json"
     config: Mapping[str, Any] = st.read_json(path) if path.is_file() else {}
-    nested = config.get("text_config")
-    size = config.get("vocab_size", nested.get("vocab_size") if isinstance(nested, dict) else None)
+    size = config.get("vocab_size", text_config(config).get("vocab_size"))
     return size if isinstance(size, int) else default

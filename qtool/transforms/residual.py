@@ -116,8 +116,7 @@ def outer_roles(
         inside = piece.parameter_name.startswith(skeleton.prefix)
         if not inside and len(piece.shape) > 1 and name not in beside:
             raise NotRotatableError(
-                f"{name}, of a part that sees or hears, say, writes into the residual stream or "
-                "reads it"
+                f"{name}, outside of the blocks, reads the residual stream or writes into it"
             )
     odd = [name for name in sorted(tables) if skeleton.checkpoint.tensors[name].shape[1] != width]
     if odd:

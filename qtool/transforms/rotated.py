@@ -337,6 +337,11 @@ def untied(checkpoint: Checkpoint, *, stream: bool = True) -> Rotated:
 
 def _refused(tensors: Mapping[str, TensorInfo]) -> str | None:
     """Why the residual stream of this model cannot be rotated, where names tell."""
+    towers = (name for name in tensors if structure.OTHER_TOWERS.search(name))
+    if (tower := next(towers, None)) is not None:
+        return (
+            f"{tower} is of a part that sees or hears, whose outputs would have to be rotated, too"
+        )
     for name in tensors:
         parts = name.split(".")
         if any(part in _AFTER for part in parts):
@@ -350,7 +355,8 @@ def head_name(embedding: str) -> str:
     """What a model class calls the head that belongs to an embedding."""
     if embedding.endswith("embed_in.weight"):
         return "embed_out.weight"
-    inside = "language_model." if embedding.startswith("language_model.") else ""
+    parts = ("language_model.", "thinker.")
+    inside = next((part for part in parts if embedding.startswith(part)), "")
     return f"{inside}lm_head.weight"
 
 

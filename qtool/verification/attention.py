@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from qtool.artifacts.stored_config import quantization_config
+from qtool.checkpoints.structure import OTHER_TOWERS
 from qtool.planning.cache import key_heads
 from qtool.verification.finding import Finding
 from qtool.verification.sentences import count as counted
@@ -38,7 +39,11 @@ def check_kv_scales(subject: Subject) -> Iterator[Finding]:
             f"{counted(len(odd), 'scale')} of the cache under names that engines do not know: "
             f"{some(odd)}; they load ...self_attn.k_scale and ...self_attn.v_scale",
         )  # fmt: skip
-    layers = {found[1] for name in subject.present if (found := _ATTENTION.match(name))}
+    layers = {
+        found[1]
+        for name in subject.present
+        if (found := _ATTENTION.match(name)) and not OTHER_TOWERS.search(name)
+    }
     if promised and layers:
         lost = [f"{a}.{k}_scale" for a in sorted(layers) for k in "kv" if k not in there.get(a, ())]
         lost = [n for n in lost if n.rpartition(".")[0] + ".kv_scale" not in tensors]

@@ -28,7 +28,9 @@ def check_biases(
     scaled = {c.name for c in compared if c.rows is not None}
     scaled |= {key.removesuffix(PLUS_ONE) for block in norms.values() for key in block}
     told = {c.name for c in compared if c.untold}
-    wrong = []
+    scales = config.dequantized(subject) and norms  # which folds leave in norms, too
+    wrong: list[str] = []
+    folded: list[str] = []
     for name, entry in subject.entries.items():
         weight = name.removesuffix(".bias") + ".weight"
         if source is None or not name.endswith(".bias") or name not in source.tensors:
@@ -43,19 +45,24 @@ def check_biases(
             continue
         c = found.get(weight)
         if c is None or not as_its_rows(subject, c, old, new):
-            wrong.append(name)
-    if wrong and config.dequantized(subject):
+            (folded if scales and _positive(old, new) else wrong).append(name)
+    if folded:
         yield Finding(
-            "note", CHECK, wrong[0],
-            f"{counted(len(wrong), 'vector')} unlike the source's ({some(wrong)}): scales were "
+            "note", CHECK, folded[0],
+            f"{counted(len(folded), 'vector')} unlike the source's ({some(folded)}): scales were "
             "folded before it was dequantized, and are not looked for in its rounded matrices",
         )  # fmt: skip
-    elif wrong:
+    if wrong:
         yield Finding(
             "error", CHECK, wrong[0],
             f"{counted(len(wrong), 'vector')} unlike the source's ({some(wrong)}), of layers that "
             "were not scaled; fetch or make the artifact again",
         )  # fmt: skip
+
+
+def _positive(old: Floats, new: Floats) -> bool:
+    """Whether one may be the other divided by scales."""
+    return bool((np.sign(old) == np.sign(new)).all())
 
 
 def as_its_rows(subject: Subject, c: Compared, old: Floats, new: Floats) -> bool:
