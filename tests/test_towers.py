@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import gguf_models
 import handed_models
 import pytest
 import quantizing
@@ -221,6 +222,12 @@ def test_a_decoder_whose_library_is_missing_is_told(
         UnsupportedError, match=f"'{name}' with a library that is not installed: It"
     ):
         Skeleton.open(Checkpoint.open(tmp_path / "model"))
+
+
+def test_parts_may_be_built_from_configs_by_name(tmp_path: Path) -> None:
+    """As Janus builds its own."""
+    skeleton = Skeleton.open(Checkpoint.open(gguf_models.build("janus", tmp_path / "model")))
+    assert skeleton.prefix == "model.language_model.layers." and not skeleton.unknown
 
 
 def test_a_layout_that_transformers_does_not_read_is_told(tmp_path: Path) -> None:

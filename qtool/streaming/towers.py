@@ -29,22 +29,22 @@ def attention_of_parts(config: Any, attention: str) -> str | dict[str, str]:
 
 
 @contextmanager
-def left_out_where_libraries_are_missing(config: Any) -> Iterator[None]:
-    """Within, a model of this config is built without parts that need what is not installed (timm
+def left_out_where_libraries_are_missing(whole: Any) -> Iterator[None]:
+    """Within, a model of config `whole` is built without parts that need what is not installed (timm
     for Gemma 3n's tower that sees); their tensors are then unknown. ImportError where that is its
     decoder."""
     from transformers import AutoModel
 
     try:
-        decoder = type(config.get_text_config(decoder=True))
+        decoder = type(whole.get_text_config(decoder=True))
     except ValueError:  # there are several
-        decoder = type(config)
+        decoder = type(whole)
 
-    def built(part: Any, **options: Any) -> nn.Module:
+    def built(config: Any, **options: Any) -> nn.Module:  # some give it by its name
         try:
-            found: nn.Module = build(part, **options)
+            found: nn.Module = build(config, **options)
         except ImportError:
-            if isinstance(part, decoder):
+            if isinstance(config, decoder):
                 raise
             return nn.Module()
         return found
