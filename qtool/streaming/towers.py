@@ -30,9 +30,9 @@ def attention_of_parts(config: Any, attention: str) -> str | dict[str, str]:
 
 @contextmanager
 def left_out_where_libraries_are_missing(whole: Any) -> Iterator[None]:
-    """Within, a model of config `whole` is built without parts that need what is not installed (timm
-    for Gemma 3n's tower that sees); their tensors are then unknown. ImportError where that is its
-    decoder."""
+    """Within, a model of config `whole` is built without parts that need what is not installed
+    (timm for Gemma 3n's tower that sees); their tensors are then unknown. ImportError where that is
+    its decoder."""
     from transformers import AutoModel
 
     try:
