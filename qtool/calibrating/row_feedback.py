@@ -176,9 +176,7 @@ def _told(
     return {name: host(total[own, own].contiguous()) for name, own in owns.items()}
 
 
-def _whole(
-    before: Rows, told: Rows, own: tuple[int, int] | None, block: LoadedBlock
-) -> dict[str, Floats | RowFactor]:
+def _whole(before: Rows, told: Rows, own: tuple[int, int] | None, block: LoadedBlock) -> Rows:
     """The same for the tensor that has these rows and those of other matrices: rows of different
     matrices do not make up for each other."""
     if own is None:

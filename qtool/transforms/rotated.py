@@ -355,8 +355,7 @@ def head_name(embedding: str) -> str:
     """What a model class calls the head that belongs to an embedding."""
     if embedding.endswith("embed_in.weight"):
         return "embed_out.weight"
-    parts = ("language_model.", "thinker.")
-    inside = next((part for part in parts if embedding.startswith(part)), "")
+    inside = "language_model." if embedding.startswith("language_model.") else ""
     return f"{inside}lm_head.weight"
 
 

@@ -9,7 +9,7 @@ from qtool.formats.safetensors_file import FLOAT_DTYPES
 from qtool.scheme import GroupQuant
 from qtool.verification import config
 from qtool.verification.finding import Finding
-from qtool.verification.folds import PLUS_ONE
+from qtool.verification.folds import BEFORE, PLUS_ONE
 from qtool.verification.scaling import WORTH, Compared, Floats, norm, spread, uneven
 from qtool.verification.sentences import count as counted
 from qtool.verification.sentences import some
@@ -49,8 +49,7 @@ def check_biases(
     if folded:
         yield Finding(
             "note", CHECK, folded[0],
-            f"{counted(len(folded), 'vector')} unlike the source's ({some(folded)}): scales were "
-            "folded before it was dequantized, and are not looked for in its rounded matrices",
+            f"{counted(len(folded), 'vector')} unlike the source's ({some(folded)}): {BEFORE}",
         )  # fmt: skip
     if wrong:
         yield Finding(

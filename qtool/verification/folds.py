@@ -23,6 +23,9 @@ from qtool.verification.sentences import some
 from qtool.verification.subject import Subject
 
 PLUS_ONE = " (1 + weight)"
+BEFORE = (  # of what differs from the source for that
+    "scales were folded before it was dequantized, and are not looked for in its rounded matrices"
+)
 
 
 def changed_norms(subject: Subject) -> dict[str, dict[str, Floats]]:
@@ -82,8 +85,7 @@ def check_folds(
     if idle and config.dequantized(subject):
         yield Finding(
             "note", "folds", names[0],
-            f"{counted(len(idle), 'norm')} differ from the source ({some(names)}): scales were "
-            "folded before it was dequantized, and are not looked for in its rounded matrices",
+            f"{counted(len(idle), 'norm')} differ from the source ({some(names)}): {BEFORE}",
         )  # fmt: skip
     elif idle:
         yield Finding(
