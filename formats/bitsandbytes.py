@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from qtool.errors import FormatError, UnsupportedError
 from qtool.formats import stored_codes
 from qtool.formats.facts import ArtifactScheme, Facts, Look, Options, left_out, names_of
+from qtool.formats.other_names import names
 from qtool.formats.safetensors_header import TensorSpec
 from qtool.scheme import GroupQuant, Scheme
 
@@ -126,7 +127,7 @@ def config(facts: Facts, options: Options) -> dict[str, Any]:
         "load_in_8bit": True,
         "load_in_4bit": False,
         "llm_int8_threshold": facts.outlier_threshold,
-        "llm_int8_skip_modules": left_out(facts),
+        "llm_int8_skip_modules": [*left_out(facts), *names(facts)],
         "llm_int8_enable_fp32_cpu_offload": False,
         "llm_int8_has_fp16_weight": False,
     }

@@ -22,6 +22,7 @@ from qtool.checkpoints.layer_names import is_head
 from qtool.errors import FormatError
 from qtool.formats.compressed_tensors_targets import targets_of
 from qtool.formats.facts import ArtifactScheme, Facts, Group, left_out, names_of, whole
+from qtool.formats.other_names import expressions
 from qtool.formats.patterns import any_of, matches
 from qtool.scheme import Scheme
 
@@ -209,7 +210,7 @@ def written_config(facts: Facts, layouts: Mapping[str, str]) -> dict[str, Any]:
         "format": used[0] if len(used) == 1 else "mixed-precision" if used else "dense",
         "quantization_status": "compressed",
         "config_groups": groups,
-        "ignore": left_out(facts) if groups else [],
+        "ignore": [*left_out(facts), *expressions(facts)] if groups else [],
         "kv_cache_scheme": cache_config(facts.kv_cache),
         "global_compression_ratio": None,
     }

@@ -105,6 +105,8 @@ def test_every_recipe_passes_with_its_engine(name: str, tmp_path: Path) -> None:
         engine, out = "llama.cpp", tmp_path / "out.gguf"
     elif recipe.format == "gptq" and recipe.scheme.bits not in (4, 8):
         engine = "transformers"
+    elif recipe.format == "mlx":
+        engine = "mlx-lm"
     elif recipe.format in ("bitsandbytes", "qserve") or name == "w4a4-rotated":
         engine = None
     arguments = ["quantize", "tiny", "--recipe", name, "-o", str(out)]

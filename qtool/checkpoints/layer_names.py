@@ -23,7 +23,8 @@ _DIGITS = 6
 def is_head(module: str) -> bool:
     """Whether a module, named without `.weight`, is the output head; none is in a block."""
     *parents, last = module.split(".")
-    alone = last == "head" and len(parents) < 2  # parts of other models have some, too
+    # Parts of other models have some of these, too.
+    alone = last in ("head", "output_projection") and len(parents) < 2
     return (alone or last in _HEADS) and not any(part.isdecimal() for part in parents)
 
 

@@ -100,6 +100,7 @@ def foresee(asked: Asked) -> Foreseen:
 
 
 def _of_safetensors(asked: Asked, recipe: Recipe) -> Foreseen:
+    from qtool.checkpoints.checkpoint import Checkpoint
     from qtool.formats.safetensors_file import parse_size
     from qtool.gguf.open import is_gguf
     from qtool.hub import resolve
@@ -123,10 +124,13 @@ def _of_safetensors(asked: Asked, recipe: Recipe) -> Foreseen:
     findings: list[Finding] = []
     if asked.engine is not None:
         from qtool.runs.planned_view import expected, planned_view
+        from qtool.verification.engine_modules import asked_of, class_modules
         from qtool.verification.engine_rules import view_findings
 
-        view = planned_view(plan, config, expected(plan, config))
-        findings = view_findings(view, asked.engine, asked.tp)
+        view, modules = planned_view(plan, config, expected(plan, config)), None
+        if asked.engine == "transformers" and not is_gguf(source):
+            modules = class_modules(Checkpoint.open(source), asked_of(view))
+        findings = view_findings(view, asked.engine, asked.tp, modules)
     return Foreseen(plan, recipe.calibrates, asked, tuple(findings))
 
 

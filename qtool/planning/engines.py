@@ -15,6 +15,7 @@ from qtool.planning.planned import Planned
 from qtool.recipe.recipe import Recipe
 from qtool.verification.engine_head import length_refused
 from qtool.verification.engine_kernels import MARLIN_IN, MARLIN_OUT, fits_marlin
+from qtool.verification.engine_local import WITHOUT_EXPERTS
 from qtool.verification.engine_schemes import Pair, other_block, otherwise, pair_of, refused
 from qtool.verification.engine_split import GROUP_SIZES
 from qtool.verification.engine_view import mixed_parts, planned_layers
@@ -99,6 +100,12 @@ def _cache(recipe: Recipe) -> list[str]:
 def _format(recipe: Recipe, quantized: Sequence[Planned]) -> list[str]:
     schemes = {tensor.scheme for tensor in quantized if tensor.scheme is not None}
     found = []
+    if recipe.format in WITHOUT_EXPERTS and any(expert_of(tensor.name) for tensor in quantized):
+        grave = "" if recipe.format == "bitsandbytes" else "note: "
+        found.append(
+            f"{grave}transformers 5 has the experts of a block in one parameter, which takes no "
+            f"codes of {recipe.format}; {WITHOUT_EXPERTS[recipe.format]}"
+        )
     if recipe.format == "awq" and recipe.awq.layout != "gemm":
         found.append(
             f"no current engine loads the AWQ layout {recipe.awq.layout}: vLLM, SGLang and "

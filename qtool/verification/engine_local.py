@@ -31,6 +31,12 @@ _LOADED = {
     "fp8": "on GPUs of compute capability 8.9 and later; elsewhere it is turned into bfloat16",
     "bitsandbytes": "through the package bitsandbytes",
 }
+# Formats of linear layers alone, and what to do about experts.
+WITHOUT_EXPERTS = {
+    "gptq": "serve it with vLLM or SGLang, or load it with GPTQModel itself",
+    "awq": "serve it with vLLM or SGLang, or load it with GPTQModel itself",
+    "bitsandbytes": "use fp8-block-hf or w8a16-ct, which it loads, or q8_0 for llama.cpp",
+}
 _GPTQ_GROUPS = (-1, 16, 32, 64, 128, 256, 512, 1024)
 
 
@@ -59,6 +65,14 @@ def transformers_findings(view: EngineView) -> Iterator[Finding]:
         )  # fmt: skip
     if view.format == auto_round.NAME:
         yield from engine_auto_round.transformers_findings(view)
+    if view.format in WITHOUT_EXPERTS and (
+        experts := [layer.module for layer in view.quantized if layer.expert]
+    ):
+        yield Finding(
+            "error", "engine-experts", experts[0],
+            f"transformers 5 has the experts of a block in one parameter, in which codes of "
+            f"{view.format} have no place ({some(experts)}); {WITHOUT_EXPERTS[view.format]}",
+        )  # fmt: skip
     if view.format in ("awq", "gptq"):
         largest = 128 if view.format == "awq" else 1024
         yield from alike(

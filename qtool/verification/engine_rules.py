@@ -7,7 +7,8 @@ they were read in, are in the modules imported here.
     vllm, sglang     engine_split (tensor parallelism), engine_kernels, engine_skips, engine_dense,
                      engine_turns (rotations that are left to the engine), engine_head, and here
                      what both ask: parts of fused layers stored alike, scales of the KV cache
-    transformers     engine_local: which package loads what, and what that package takes
+    transformers     engine_local: which package loads what, and what that package takes;
+                     engine_modules: its own class, where `verify` or `plan` is asked for it
     exllama          engine_local: EXL2 and 4-bit GPTQ
     llama.cpp        engine_local: GGUF, of an architecture and types that it knows
     mlx-lm           engine_mlx: MLX's own format, and what is repacked to it
@@ -27,6 +28,13 @@ from qtool.verification.engine_head import head_findings
 from qtool.verification.engine_kernels import kernel_findings
 from qtool.verification.engine_local import exllama_findings, gguf_findings, transformers_findings
 from qtool.verification.engine_mlx import mlx_findings
+from qtool.verification.engine_modules import (
+    COMPARED,
+    ClassModules,
+    asked_of,
+    class_modules,
+    module_findings,
+)
 from qtool.verification.engine_skips import skip_findings
 from qtool.verification.engine_split import split_findings
 from qtool.verification.engine_turns import CHECK as ROTATION
@@ -61,7 +69,11 @@ def engine_findings(artifact: Artifact | GgufSource, engine: str, tp: int) -> li
     if isinstance(artifact, GgufSource):
         types = {tensor.name: tensor.type for tensor in artifact.tensors}
         return type_findings(artifact.architecture, types, engine, tp)
-    found = view_findings(view_of(artifact), engine, tp)
+    view = view_of(artifact)
+    modules = None
+    if engine == "transformers":
+        modules = class_modules(artifact.checkpoint, asked_of(view))
+    found = view_findings(view, engine, tp, modules)
     return [finding for finding in found if finding.check != "engine-fused"]
 
 
@@ -73,14 +85,17 @@ def type_findings(
     return list(gguf_findings(architecture, types, engine, ENGINES[engine]))
 
 
-def view_findings(view: EngineView, engine: str, tp: int) -> list[Finding]:
-    """The same for a view, gravest first."""
+def view_findings(
+    view: EngineView, engine: str, tp: int, modules: ClassModules | None = None
+) -> list[Finding]:
+    """The same for a view, gravest first. modules: what transformers' own class has, where it was
+    asked, which takes a while; else its lists are compared with the checkpoint's names."""
     check_engine(engine, tp)
     who = ENGINES[engine] + (f" with --tp {tp}" if tp > 1 else "")
     if engine == "transformers":
         found = [
             *transformers_findings(view),
-            *skip_findings(view, engine, who),
+            *_skipped(view, engine, who, modules),
             *head_findings(view, engine, who),
             *turn_findings(view, engine, who, tp),
         ]
@@ -97,6 +112,15 @@ def view_findings(view: EngineView, engine: str, tp: int) -> list[Finding]:
         found = [f for f in found if (f.severity, f.check) != ("note", ROTATION)]
     order = ("error", "warning", "note")
     return sorted(found, key=lambda finding: order.index(finding.severity))
+
+
+def _skipped(
+    view: EngineView, engine: str, who: str, modules: ClassModules | None
+) -> Iterator[Finding]:
+    if modules is None or view.format not in COMPARED:
+        yield from skip_findings(view, engine, who)
+    if modules is not None:
+        yield from module_findings(view, modules)
 
 
 def loaders(view: EngineView) -> list[str]:

@@ -269,15 +269,22 @@ def _rotated(subject: Subject) -> str:
     table = quantization_config(subject.artifact.checkpoint).get(KEY)
     if table and subject.artifact.provenance is None:
         return f"the config has a {KEY}"
-    names = [n for n, role in subject.roles.items() if role.reason == "embedding"]
-    if source is None or not names or names[0] not in source.tensors:
+    # Of tokens: the largest table, where towers have some of patches and places, too.
+    tables = [
+        entry
+        for name, role in subject.roles.items()
+        if role.reason == "embedding" and len((entry := subject.entries[name]).shape) == 2
+    ]
+    if source is None or not tables:
         return ""
-    entry = subject.entries[names[0]]
+    entry = max(tables, key=lambda table: table.parameters)
+    if entry.name not in source.tensors:
+        return ""
     if entry.scheme is not None or entry.dtype not in FLOAT_DTYPES:
         return ""
-    if source.tensors[names[0]].shape != entry.shape:
+    if source.tensors[entry.name].shape != entry.shape:
         return ""
-    old = source.float32(names[0])[:4096]
+    old = source.float32(entry.name)[:4096]
     new = subject.artifact.checkpoint.float32(entry.stored[0])[:4096]
     before, after = np.linalg.norm(old, axis=1), np.linalg.norm(new, axis=1)
     turned = norm(old - new) > 0.5 * norm(old) and norm(before - after) < 0.02 * norm(before)

@@ -1,0 +1,137 @@
+"""Which layers transformers takes for quantized, by the modules of its own class.
+
+Its names are not always a checkpoint's (checkpoints.conversions), and a list of what is left
+unquantized is compared with its own: what a list of compressed-tensors or bitsandbytes does not
+name so, a tower that sees for instance, is made up instead of loaded, with a warning at most.
+
+Source: transformers 5.23 (quantizers_utils.should_convert_module), compressed-tensors 0.19
+(quantization/lifecycle/apply, utils/match).
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from qtool.checkpoints.fused_experts import GATE_UP
+from qtool.checkpoints.layer_names import experts_of
+from qtool.errors import QtoolError
+from qtool.formats.compressed_tensors_config import named
+from qtool.formats.facts import names_of
+from qtool.formats.patterns import any_of
+from qtool.streaming.weights import Weights
+from qtool.verification.engine_local import WITHOUT_EXPERTS
+from qtool.verification.engine_targets import group_of
+from qtool.verification.engine_view import EngineView
+from qtool.verification.engine_view import some as shown
+from qtool.verification.finding import Finding
+
+CHECK, EXPERTS = "engine-skip-list", "engine-experts"
+COMPARED = ("compressed-tensors", "bitsandbytes")
+
+
+@dataclass(frozen=True)
+class ClassModules:
+    """A checkpoint's modules in the class that transformers has for it."""
+
+    names: Mapping[str, str]  # of the checkpoint's modules, in the class
+    linear: frozenset[str]  # of the class's own: linear layers
+    fused: tuple[str, ...]  # layers of experts that the class takes all in one, and are apart
+
+
+def class_modules(checkpoint: Weights, modules: Iterable[str]) -> ClassModules | None:
+    """None where transformers is not there, or has no such class. Builds it without weights."""
+    try:
+        from torch import nn
+
+        from qtool.checkpoints.conversions import Conversions
+        from qtool.streaming.meta_model import meta_model
+        from qtool.streaming.towers import part_with_text
+
+        model = meta_model(checkpoint)
+    except (ImportError, QtoolError):
+        return None
+    state, conversions = (
+        model.state_dict(),
+        Conversions.of(model, part_with_text(checkpoint.config)),
+    )
+    names, fused = {}, dict[str, None]()
+    for module in modules:
+        weight = f"{module}.weight"
+        target, _ = conversions.target(weight, state)
+        if target not in state and weight in state:
+            target = weight
+        names[module] = target.removesuffix(".weight")
+        if target in state or (found := experts_of(weight)) is None or found[0] in fused:
+            continue
+        whole, _ = conversions.target(f"{found[0]}.{GATE_UP}", state)
+        if whole in state:
+            fused[found[0]] = None
+    linear = (name for name, module in model.named_modules() if isinstance(module, nn.Linear))
+    return ClassModules(names, frozenset(linear), tuple(fused))
+
+
+def asked_of(view: EngineView) -> list[str]:
+    """The modules that class_modules is to be asked for."""
+    dense = {n.removesuffix(".weight") for n in view.names if n.endswith(".weight")}
+    return sorted(dense | {layer.module for layer in view.quantized})
+
+
+def module_findings(view: EngineView, there: ClassModules) -> Iterator[Finding]:
+    """Layers that transformers takes for quantized and are not, or the other way round."""
+    if there.fused and view.format not in WITHOUT_EXPERTS:  # of which that is said of all classes
+        yield Finding(
+            "error", EXPERTS, there.fused[0],
+            f"the class that transformers has for {view.config.get('model_type')} takes the "
+            f"experts of a block in one tensor alone, and here they are one by one "
+            f"({shown(there.fused)}): transformers would make up their weights; serve it with "
+            "vLLM, or dequantize it with `qtool convert --to hf`",
+        )  # fmt: skip
+    if view.format not in COMPARED or not view.quantized:
+        return
+    quantized = {layer.module for layer in view.quantized}
+    where, skipped = _list_of(view)
+    looked_for, passed_over = [], []
+    for module, name in there.names.items():
+        if name not in there.linear or (leaves := skipped(name)) is None:
+            continue
+        if module in quantized and leaves:
+            passed_over.append(module)
+        if module not in quantized and not leaves:
+            looked_for.append(module)
+    if looked_for:
+        first = there.names[looked_for[0]]
+        yield Finding(
+            "error", CHECK, looked_for[0],
+            f"{shown(looked_for)} {_are(looked_for)} not quantized, and {where} does not name "
+            f"{'it' if len(looked_for) == 1 else 'them'} as transformers does ({first}), so that "
+            "it looks for codes and makes up the weights; add that name",
+        )  # fmt: skip
+    if passed_over:
+        first = there.names[passed_over[0]]
+        yield Finding(
+            "error", CHECK, passed_over[0],
+            f"{shown(passed_over)} {_are(passed_over)} quantized, and {where} leaves out {first}, "
+            "as transformers calls it, so that it finds no weight; write whole names, or an "
+            "expression that ends with $",
+        )  # fmt: skip
+
+
+def _are(names: list[str]) -> str:
+    return "is" if len(names) == 1 else "are"
+
+
+def _list_of(view: EngineView) -> tuple[str, Callable[[str], bool | None]]:
+    """The list of what is left unquantized, and whether it, or the targets, leave out a linear
+    layer of the class; None where that is not known."""
+    table = view.quantization
+    if view.format == "compressed-tensors":
+        ignored = names_of(table.get("ignore"))
+
+        def out(name: str) -> bool | None:
+            left = any_of(named(entry, name) for entry in ignored)
+            return True if left is False and group_of(table, name) is None else left
+
+        return "ignore", out
+    skipped = names_of(table.get("llm_int8_skip_modules"))
+    return "llm_int8_skip_modules", lambda name: any(
+        name == entry or name.startswith(entry + ".") or name.endswith(entry) for entry in skipped
+    )
