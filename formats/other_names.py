@@ -39,7 +39,7 @@ def expressions(facts: Facts) -> list[str]:
     if not _differs(heads, parts):
         return []
     found = [HEAD] if heads and HEAD not in heads else []
-    found += targets_of(inner, [*facts.quantized, *facts.dense]) or []
+    found += targets_of(inner, [*facts.quantized, *inner]) or []
     lasts = "|".join(map(_escaped, _last(parts, facts)))
     return [*found, f"re:(?:.*\\.)?(?:{lasts})(?:\\..*)?$"] if parts else found
 

@@ -42,10 +42,14 @@ def test_what_engines_refuse_is_said(
 def test_experts_of_a_block_are_one_layer_for_engines(tmp_path: Path) -> None:
     shapes = header_files.experts(2, 4)
     other = "overrides=[{match: 'model.layers.1.*.down_proj', weights: {bits: 8}}]"
-    (said,) = plan_of(tmp_path, shapes, "w4g128-gptq", other).warnings
+    note, said = plan_of(tmp_path, shapes, "w4g128-gptq", other).warnings
+    assert note.startswith("note: transformers 5 has the experts of a block in one parameter")
     assert said.startswith("1 layers that vLLM and SGLang fuse have parts stored differently")
     both = "overrides=[{match: 'model.layers.1.*experts.*', weights: {bits: 8}}]"
-    assert not plan_of(tmp_path, shapes, "w4g128-gptq", both).warnings
+    assert plan_of(tmp_path, shapes, "w4g128-gptq", both).warnings == (note,)
+    assert not plan_of(tmp_path, shapes, "w8a16-ct").warnings
+    (grave,) = plan_of(tmp_path, shapes, "int8-llmint8").warnings
+    assert grave.startswith("transformers 5 has the experts") and "w8a16-ct" in grave
     # One expert that does not fit leaves its whole layer dense.
     shapes["model.layers.0.mlp.experts.2.down_proj.weight"] = (36, 128)
     plan = plan_of(tmp_path, shapes, "w4g128-awq", "indivisible=dense")

@@ -1,0 +1,195 @@
+"""Models that also see, in compressed-tensors and bitsandbytes: transformers finds everything.
+
+It compares a config's list with the modules of its class, whose names are not the checkpoint's.
+What it would take for quantized is worked out here by Python's own expressions over that class, as
+compressed-tensors and transformers do (utils/match.py, quantizers_utils.should_convert_module).
+"""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf_models
+import pytest
+import quantizing
+import torch
+from test_unusual_decoders import SMALL, built
+from transformers import AutoConfig
+
+from qtool.artifacts.artifact import Artifact
+from qtool.formats.facts import Facts
+from qtool.formats.other_names import expressions, names
+from qtool.recipe.recipe import load
+from qtool.scheme import Scheme
+from qtool.verification.finding import Finding
+from qtool.verification.run import verify_artifact
+
+SEEING = ("llava", "pixtral", "idefics3", "internvl", "lfm2-vl", "paddleocr-vl", "glm4v")
+W8 = Scheme(8, -1, True)
+
+
+def linear_layers(folder: Path) -> set[str]:
+    """Of the class that transformers has for a checkpoint."""
+    config = AutoConfig.from_pretrained(folder)
+    with torch.device("meta"):
+        model = gguf_models.auto_model(config).from_config(config)
+    return {name for name, one in model.named_modules() if isinstance(one, torch.nn.Linear)}
+
+
+def ignored(config: dict[str, Any]) -> Callable[[str], bool]:
+    listed = config["ignore"]
+
+    def one(name: str) -> bool:
+        return any(
+            re.match(entry[3:], name) if entry.startswith("re:") else entry == name
+            for entry in listed
+        )
+
+    return one
+
+
+def skipped(config: dict[str, Any]) -> Callable[[str], bool]:
+    listed, boundary = config["llm_int8_skip_modules"], r"(?:(?<=\.)|(?=\.|$))"
+    return lambda name: any(
+        re.match(f"(?:{entry}){boundary}", name) or name.endswith(entry) for entry in listed
+    )
+
+
+def errors_of(artifact: Path) -> list[Finding]:
+    findings = verify_artifact(artifact, engine="transformers").findings
+    return [finding for finding in findings if finding.severity == "error"]
+
+
+def blocks(modules: set[str]) -> list[str]:
+    """From the number of the block on, in which nothing is renamed."""
+    return sorted(re.sub(r".*\blayers\.", "", name) for name in modules)
+
+
+@pytest.mark.parametrize("name", SEEING)
+@pytest.mark.parametrize(
+    ("recipe", "left_out"), [("w8a16-ct", ignored), ("int8-llmint8", skipped)], ids=["ct", "bnb"]
+)
+def test_what_is_left_out_is_what_is_dense(
+    name: str, recipe: str, left_out: Callable[..., Callable[[str], bool]], tmp_path: Path
+) -> None:
+    source = gguf_models.build(name, tmp_path / "source", dtype="bfloat16")
+    quantizing.add_tokenizer(source)
+    out = tmp_path / "out"
+    # One matrix of a block stays dense, too.
+    last = "w2" if name == "lfm2-vl" else "down_proj"
+    other = f'overrides=[{{match: "*layers.1.*.{last}", dense: true}}]'
+    quantizing.quantize(source, recipe, out, other, "calibration.samples=2")
+    config = json.loads((out / "config.json").read_text())["quantization_config"]
+    leaves = left_out(config)
+    looked_for = {module for module in linear_layers(source) if not leaves(module)}
+    artifact = Artifact.open(out)
+    packed = {entry.module for entry in artifact.entries.values() if entry.scheme is not None}
+    assert blocks(looked_for) == blocks(packed) and len(packed) > 8
+    dense = re.compile(rf"(?<!vision_tower\.)layers\.1\..*\b{last}")
+    assert not any(dense.search(module) for module in looked_for)
+    verdict = verify_artifact(out, against=source, engine="transformers")
+    assert verdict.ok, verdict.findings
+    without = json.loads((out / "config.json").read_text())
+    key = "ignore" if "ignore" in config else "llm_int8_skip_modules"
+    dense = [entry.module for entry in artifact.entries.values() if entry.scheme is None]
+    without["quantization_config"][key] = [e for e in config[key] if e in dense]
+    (out / "config.json").write_text(json.dumps(without))
+    said = next((f for f in errors_of(out)), None)
+    if key == "ignore" and name not in (
+        "idefics3",
+        "glm4v",
+        "lfm2-vl",
+    ):  # whose names are the checkpoint's
+        assert said is not None and said.check == "engine-skip-list"
+        assert "does not name" in said.message and "makes up the weights" in said.message
+
+
+def test_a_list_that_leaves_out_what_is_quantized(tmp_path: Path) -> None:
+    source = quantizing.add_tokenizer(gguf_models.build("llava", tmp_path / "source"))
+    out = tmp_path / "out"
+    quantizing.quantize(source, "w8a16-ct", out)
+    config = json.loads((out / "config.json").read_text())
+    config["quantization_config"]["ignore"] += [r"re:model\.language_model\.layers\.1\.mlp\..*"]
+    (out / "config.json").write_text(json.dumps(config))
+    assert verify_artifact(out, engine="vllm").ok  # which has no such names
+    (said,) = errors_of(out)
+    assert said.message.startswith("language_model.model.layers.1.mlp.down_proj, ")
+    assert "ignore leaves out model.language_model.layers.1.mlp.down_proj" in said.message
+
+
+QUANTIZED = {
+    f"model.layers.{n}.mlp.{part}": W8 for n in (0, 1) for part in ("up_proj", "down_proj")
+}
+
+
+def test_a_decoder_alone_is_named_as_it_was() -> None:
+    for dense in (["lm_head"], [], ["lm_head", "model.layers.0.mlp.gate", "model.layers.1.x"]):
+        assert not expressions(Facts(QUANTIZED, dense)) and not names(Facts(QUANTIZED, dense))
+
+
+@pytest.mark.parametrize(
+    ("dense", "said", "listed"),
+    [
+        (["head"], ["lm_head"], ["lm_head"]),
+        (
+            ["model.visual.blocks.0.attn.qkv", "model.visual.merger.0", "lm_head"],
+            [r"re:(?:.*\.)?(?:visual|multi_modal_projector|projector)(?:\..*)?$"],
+            ["model.multi_modal_projector", "model.projector"],
+        ),
+        (  # a part whose name a quantized module has, too, goes by the whole of it
+            ["tower.mlp.fc", "mlp1.0", "language_model.model.layers.0.mlp.gate"],
+            [r"re:(?:.*\.)?layers\.\d+\.mlp\.gate$",
+             r"re:(?:.*\.)?(?:tower|mlp1|multi_modal_projector|projector)(?:\..*)?$"],
+            ["model.language_model.layers.0.mlp.gate", "model.tower", "model.mlp1",
+             "model.multi_modal_projector", "model.projector"],
+        ),
+        (
+            ["model.mlp.fc"],
+            [r"re:(?:.*\.)?(?:model\.mlp|multi_modal_projector|projector)(?:\..*)?$"],
+            ["model.multi_modal_projector", "model.projector"],
+        ),
+        (["model.fc"], [r"re:(?:.*\.)?(?:fc|multi_modal_projector|projector)(?:\..*)?$"],
+         ["model.multi_modal_projector", "model.projector"]),
+    ],
+)  # fmt: skip
+def test_expressions_and_names(dense: list[str], said: list[str], listed: list[str]) -> None:
+    before = "language_model." if "language_model." in "".join(dense) else ""
+    facts = Facts({before + name: scheme for name, scheme in QUANTIZED.items()}, dense)
+    assert expressions(facts) == said and names(facts) == listed
+    for entry in said:
+        assert not any(re.match(entry.removeprefix("re:"), name) for name in QUANTIZED)
+
+
+def sparse(name: str, folder: Path) -> Path:
+    more = {"num_local_experts": 4, "num_experts_per_tok": 2, "num_experts": 4,
+            "moe_intermediate_size": 32, "head_dim": 16}  # fmt: skip
+    built(name, folder, **{**SMALL, **more})
+    return quantizing.add_tokenizer(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "recipe", "check"),
+    [
+        ("granitemoe", "w8a16-ct", "takes the experts of a block in one tensor alone"),
+        ("granitemoe", "w4g32-gptq", "codes of gptq have no place"),
+        ("qwen3_moe", "w8a16-ct", None),
+        ("qwen3_moe", "fp8-block-hf", None),
+        ("qwen3_moe", "w4g32-gptq", "codes of gptq have no place"),
+        ("qwen3_moe", "w4g64-rtn", "codes of awq have no place"),
+        ("mixtral", "int8-llmint8", "codes of bitsandbytes have no place"),
+    ],
+)
+def test_experts_that_transformers_does_not_load(
+    name: str, recipe: str, check: str | None, tmp_path: Path
+) -> None:
+    """Which of these it does was seen in transformers 5.23 with each of the packages."""
+    source, out = sparse(name, tmp_path / "source"), tmp_path / "out"
+    sets = ["method=rtn"] if "gptq" in recipe else []
+    sets += ["weights.group_size=32"] if recipe == "w4g64-rtn" else []
+    sets += ["calibration.samples=2"] if load(recipe).calibrates else []
+    quantizing.quantize(source, recipe, out, *sets)
+    errors = errors_of(out)
+    assert [f.check for f in errors] == ([] if check is None else ["engine-experts"])
+    assert check is None or check in errors[0].message
