@@ -12,7 +12,7 @@ import re
 import shutil
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -200,6 +200,18 @@ def _write_failed(path: Path, error: OSError) -> Exception:
     return UnsupportedError(f"{path}: cannot be written ({error.strerror})")
 
 
+_AT_ONCE = 1 << 24  # bytes of a tensor, read back together
+
+
+def checksum(path: Path, info: TensorInfo) -> int:
+    """CRC-32 of a tensor in a file, which may be larger than memory."""
+    found = 0
+    for start in range(info.start, info.end, _AT_ONCE):
+        piece = replace(info, start=start, end=min(info.end, start + _AT_ONCE))
+        found = zlib.crc32(read_range(path, piece).data, found)
+    return found
+
+
 @dataclass
 class StreamWriter:
     """Writes a layout into an existing folder: headers first, then tensors in any order.
@@ -249,11 +261,7 @@ class StreamWriter:
     def add(self, name: str, data: bytes | NDArray[Any]) -> None:
         """Store one tensor: raw bytes, a uint8 array of them, or an array of the tensor's shape:
         one of bytes where numpy has no such dtype (small floats)."""
-        if name not in self._places:
-            raise FormatError(f"{name}: not in the layout of {self.folder}")
-        if name in self.checksums:
-            raise FormatError(f"{name}: written twice")
-        file, info = self._places[name]
+        file, info = self._place(name)
         array = np.frombuffer(data, np.uint8) if isinstance(data, bytes) else data
         raw = array.ndim == 1 and array.dtype == np.uint8 and array.size == info.nbytes
         dtype = np.dtype(NUMPY_DTYPES.get(info.dtype, "|u1"))
@@ -266,15 +274,42 @@ class StreamWriter:
         self._write(file, info.start, view)
         self.checksums[name] = zlib.crc32(view)
 
+    def add_parts(self, name: str, parts: Iterable[NDArray[Any]]) -> None:
+        """Store one tensor that is never whole in memory: its bytes in order, as arrays of any
+        shape. FormatError where they are not as many as the layout has."""
+        file, info = self._place(name)
+        position, found = info.start, 0
+        for part in parts:
+            view = np.ascontiguousarray(part).reshape(-1).view(np.uint8).data
+            if position + len(view) > info.end:
+                position += len(view)
+                break
+            self._write(file, position, view)
+            position, found = position + len(view), zlib.crc32(view, found)
+        if position != info.end:
+            raise FormatError(
+                f"{name}: the layout has {info.nbytes} bytes, given "
+                f"{'at least ' if position > info.end else ''}{position - info.start}"
+            )
+        self.checksums[name] = found
+
+    def _place(self, name: str) -> tuple[str, TensorInfo]:
+        """The file and bytes of a tensor that is still to be written."""
+        if name not in self._places:
+            raise FormatError(f"{name}: not in the layout of {self.folder}")
+        if name in self.checksums:
+            raise FormatError(f"{name}: written twice")
+        return self._places[name]
+
     def restore(self, checksums: Mapping[str, int]) -> bool:
         """Take over tensors of an earlier run, if the files have every one of them as it was."""
-        for name, checksum in checksums.items():
-            if name in self.checksums and self.checksums[name] == checksum:
+        for name, expected in checksums.items():
+            if name in self.checksums and self.checksums[name] == expected:
                 continue  # seen to before
             if name not in self._places:
                 return False
             file, info = self._places[name]
-            if zlib.crc32(read_range(self.folder / file, info).data) != checksum:
+            if checksum(self.folder / file, info) != expected:
                 return False
         self.checksums.update(checksums)
         return True

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from safetensors.numpy import load_file, save_file
 
 from qtool.errors import FormatError, UnsupportedError, UsageError
 from qtool.formats import safetensors_file as st
-from qtool.formats.safetensors_file import Layout, StreamWriter, TensorSpec
+from qtool.formats import safetensors_writer
+from qtool.formats.safetensors_file import Layout, StreamWriter, TensorSpec, checksum, plan_shards
 
 
 def test_a_file_written_by_hand(tmp_path: Path) -> None:
@@ -249,3 +251,51 @@ def test_sizes(text: str, size: int) -> None:
 def test_no_sizes(text: str) -> None:
     with pytest.raises(UsageError, match=r"--size: .* is no size"):
         st.parse_size(text, "--size")
+
+
+@pytest.mark.parametrize("sizes", [(24,), (1, 23), (8, 0, 16), (4,) * 6])
+def test_a_tensor_in_parts_is_that_in_one(
+    sizes: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bytes and CRC-32; and both are read back by pieces of any size."""
+    value = np.random.default_rng(0).integers(0, 256, 24, dtype=np.uint8)
+    parts = np.split(value, np.cumsum(sizes)[:-1])
+    layout = plan_shards([TensorSpec("a", "U8", (3,)), TensorSpec("b", "F32", (2, 3))])
+    before = np.zeros(3, np.uint8)
+    for name in ("whole", "parts"):
+        (tmp_path / name).mkdir()
+    with StreamWriter(tmp_path / "whole", layout) as whole:
+        whole.add("a", before)
+        whole.add("b", value.view("<f4").reshape(2, 3))
+    with StreamWriter(tmp_path / "parts", layout) as writer:
+        writer.add_parts("a", iter([before]))
+        writer.add_parts("b", iter(parts))
+        with pytest.raises(FormatError, match="b: written twice"):
+            writer.add_parts("b", iter(parts))
+    assert writer.checksums == whole.checksums
+    written = tmp_path / "parts" / "model.safetensors"
+    assert written.read_bytes() == (tmp_path / "whole" / "model.safetensors").read_bytes()
+    _, info = layout.place("b")
+    for size in (1, 7, 24, 100):
+        monkeypatch.setattr(safetensors_writer, "_AT_ONCE", size)
+        assert checksum(written, info) == whole.checksums["b"] == zlib.crc32(value)
+        again = StreamWriter(tmp_path / "parts", layout)
+        assert again.restore(whole.checksums) and again.checksums == whole.checksums
+        assert not again.restore(whole.checksums | {"b": 1})
+        again.abandon()
+
+
+@pytest.mark.parametrize(("sizes", "said"), [((8, 15), "given 23"), ((8, 17, 9), "at least 25")])
+def test_parts_of_another_size_are_refused(
+    sizes: tuple[int, ...], said: str, tmp_path: Path
+) -> None:
+    layout = plan_shards([TensorSpec("b", "U8", (24,)), TensorSpec("c", "U8", (4,))])
+    with StreamWriter(tmp_path, layout) as writer:
+        writer.add("c", b"next")
+        with pytest.raises(FormatError, match=rf"b: the layout has 24 bytes, .*{said}"):
+            writer.add_parts("b", (np.ones(size, np.uint8) for size in sizes))
+        assert "b" not in writer.checksums
+        with pytest.raises(FormatError, match="d: not in the layout"):
+            writer.add_parts("d", [])
+        writer.add_parts("b", [np.zeros(24, np.uint8)])
+    assert (tmp_path / "model.safetensors").read_bytes().endswith(b"next")

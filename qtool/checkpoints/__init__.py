@@ -3,7 +3,7 @@
 checkpoint.py       which tensors there are, in which file, at which bytes; links.py
 structure.py        what each of them is; names.py: which part of which parameter
 layer_names.py      layers that engines treat in a way of their own
-fused_experts.py    experts in 3-D tensors, one by one
+fused_experts.py    experts in 3-D tensors, one by one; fused_names.py: and back
 padding.py          wider feed-forward layers, found by feed_forward.py
 decoder_names.py    a model that also sees, under its decoder's names
 """

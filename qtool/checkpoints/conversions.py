@@ -19,6 +19,14 @@ class Split:
 
 
 @dataclass(frozen=True)
+class Held:
+    """The parameter that a checkpoint tensor becomes without more than being transposed."""
+
+    parameter: str
+    turns: tuple[Any, ...] = ()  # transformers' Transpose operations, in turn
+
+
+@dataclass(frozen=True)
 class Conversions:
     """Those of a model, in the order in which they are tried."""
 
@@ -58,6 +66,19 @@ class Conversions:
             name.removeprefix(self.within), renamings, converters, self.prefix, state
         )
         return found
+
+    def held(self, name: str, state: dict[str, Any]) -> Held | None:
+        """The parameter that a checkpoint tensor of this name is, as it is or transposed; None
+        where there is none, or what is made of it is something else. state: see target."""
+        from transformers.core_model_loading import Transpose
+
+        target, pattern = self.target(name, state)
+        if target not in state:
+            return None
+        turns = [] if pattern is None else self.by_pattern[pattern].operations
+        if not all(isinstance(operation, Transpose) for operation in turns):
+            return None
+        return Held(target, tuple(turns))
 
 
 def splits(model: Any, names: Iterable[str], within: str = "") -> list[Split]:

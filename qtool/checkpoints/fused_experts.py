@@ -63,6 +63,16 @@ def stack_of(stem: str) -> tuple[str, str] | None:
     return None
 
 
+def tensors_of(layer: str, kind: str) -> tuple[str, ...]:
+    """Of a layer `...experts` and one of PARTS: what checkpoints may call its fused tensor, the
+    rarer name first."""
+    names = [f"{layer}.{kind}"]
+    before = layer.removesuffix(".experts")
+    if before.endswith(_GRANITE):
+        names.insert(0, f"{before}.{_GRANITES[(GATE_UP, DOWN).index(kind)]}.weight")
+    return tuple(names)
+
+
 def layout_of(gate_up: tuple[int, ...], down: tuple[int, ...]) -> str | None:
     """`linear` for [experts, 2 * inner, hidden] and [experts, hidden, inner], `transposed` for
     [experts, hidden, 2 * inner] and [experts, inner, hidden], None for anything else."""

@@ -88,7 +88,7 @@ def bind(
     some tensors are already known to be. within: what the names of the model's tensors begin with,
     where it is a part of the checkpoint's.
     """
-    from transformers.core_model_loading import Transpose, dot_natural_key
+    from transformers.core_model_loading import dot_natural_key
 
     state = model.state_dict()
     conversions = Conversions.of(model, within)
@@ -140,10 +140,8 @@ def bind(
 
     # Classes that know fused experts only, given the same apart: see fused_experts.py.
     def fused(name: str) -> str | None:
-        target, pattern = conversions.target(name, state)
-        turns = [] if pattern is None else conversions.by_pattern[pattern].operations
-        as_is = all(isinstance(operation, Transpose) for operation in turns)
-        return target if target in state and as_is else None
+        held = conversions.held(name, state)
+        return None if held is None else held.parameter
 
     of_parameter |= _experts(unknown, fused, state, tensors)
     of_tensor = {piece.checkpoint_name: piece for group in of_parameter.values() for piece in group}

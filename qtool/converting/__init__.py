@@ -4,5 +4,6 @@
     read, re-pack, write -> read back, dequantize both, compare -> certificate -> final name
 
 A conversion is exact where both files dequantize to the same float32 numbers. What is not exact is
-refused before anything is written, or with `lossy` done, measured and recorded.
+refused before anything is written, or with `lossy` done, measured and recorded. fused.py:
+dequantized experts lie as checkpoints of their class have them.
 """

@@ -85,7 +85,7 @@ class Certificate:
     format: str
     layout: str
     compared: int  # tensors
-    matrices: int  # of these, quantized ones in the source
+    matrices: int  # quantized ones in the source: some of these tensors, or parts of them
     rounded: Sequence[Rounded]
     dropped: Sequence[tuple[str, str]] = ()
     assumed: str | None = None

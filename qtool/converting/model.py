@@ -29,7 +29,8 @@ class Quantized(Protocol):
 
 @dataclass(frozen=True)
 class Tensor:
-    """One tensor; `read` gives a quantized one, `raw` the bytes of one that is not."""
+    """One tensor; `read` gives a quantized one, `raw` the bytes of one that is not, and one of all
+    experts has `parts`."""
 
     name: str  # in the unquantized checkpoint
     shape: tuple[int, ...]
@@ -39,6 +40,13 @@ class Tensor:
     scale_dtype: str | None = None
     read: Callable[[], Quantized] | None = None
     raw: Callable[[], NDArray[np.uint8]] | None = None
+    parts: tuple[tuple["Tensor", ...], ...] = ()  # of each expert, one after another
+    transposed: bool = False  # where it has parts: [experts, in, out]
+
+    @property
+    def leaves(self) -> tuple["Tensor", ...]:
+        """Itself, or its parts."""
+        return tuple(part for expert in self.parts for part in expert) or (self,)
 
     @property
     def module(self) -> str:

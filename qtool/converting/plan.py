@@ -51,12 +51,14 @@ class Plan:
     act_order: bool = False  # some columns are out of group order
 
 
-def dense_plan(model: Model, dtype: str) -> Plan:
+def dense_plan(tensors: Sequence[Tensor], dtype: str) -> Plan:
     """Everything as plain numbers: matrices in `dtype`, the rest as it is unless that widens it."""
     steps = []
-    for tensor in model.tensors:
+    for tensor in tensors:
         widened = dtype == "F32" and tensor.dtype in FLOAT_DTYPES
-        kept = tensor.read is None and not widened
+        leaves = tensor.leaves
+        plain = all(one.read is None and one.dtype == tensor.dtype for one in leaves)
+        kept = plain and not widened
         steps.append(Step(tensor, None, tensor.dtype if kept else dtype))
     return Plan("hf", tuple(steps))
 

@@ -8,6 +8,7 @@ from qtool.converting import card, to_checkpoint, to_gguf
 from qtool.converting.certificate import Certificate, Converted, provenance, source_record
 from qtool.converting.from_artifact import artifact_model
 from qtool.converting.from_gguf import digest, gguf_model
+from qtool.converting.fused import fused_of, stacked
 from qtool.converting.model import DTYPE_NAMES, DTYPES, Model
 from qtool.converting.plan import Plan, codes_plan, dense_plan, in_dtype
 from qtool.converting.request import Request, say_all
@@ -55,7 +56,8 @@ def _convert(request: Request, model: Model, progress: Progress) -> Converted:
     _keep_inputs(request, model)
     dtype = model.dtype if request.dtype is None else DTYPES[request.dtype]
     if request.target.format == "hf":
-        return _folder(request, in_dtype(model, dtype), dense_plan(model, dtype), progress)
+        tensors = stacked(model, fused_of(model))
+        return _folder(request, in_dtype(model, dtype), dense_plan(tensors, dtype), progress)
     if request.target.format == "gguf":
         return to_gguf.convert(request, model, progress)
     with progress.stage("survey"):
@@ -117,7 +119,8 @@ def _folder(request: Request, model: Model, plan: Plan, progress: Progress) -> C
         text = card.render(target, certificate, record, view_of(Artifact.open(folder)))
         (folder / "README.md").write_text(text, encoding="utf-8")
         add_digests(folder)
-    plain = Counter(s.tensor.stored for s in plan.steps if s.tensor.read and s.scheme is None)
+    leaves = (leaf for step in plan.steps if step.scheme is None for leaf in step.tensor.leaves)
+    plain = Counter(leaf.stored for leaf in leaves if leaf.read is not None)
     return Converted(
         artifact=str(request.out),
         target=target,

@@ -5,7 +5,6 @@ dequantized and compared with the source before the folder gets its name.
 """
 
 import json
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +17,7 @@ from qtool.artifacts.artifact import Artifact
 from qtool.converting import resume
 from qtool.converting.certificate import Rounded, Squares
 from qtool.converting.codes import fitted, relative_error
+from qtool.converting.fused import pieces
 from qtool.converting.model import DTYPE_NAMES, Model
 from qtool.converting.pieces import same
 from qtool.converting.plain import plain
@@ -29,6 +29,7 @@ from qtool.formats.safetensors_file import (
     Layout,
     StreamWriter,
     TensorSpec,
+    checksum,
     from_float32,
     plan_shards,
     to_float32,
@@ -100,6 +101,10 @@ def _add(step: Step, plan: Plan, writer: StreamWriter) -> Rounded | None:
         for name, array in packed.items():
             writer.add(name, array)
         return None
+    sums = Squares()
+    if tensor.parts:
+        writer.add_parts(tensor.name, pieces(tensor, step.dtype, sums))
+        return _rounded(step, sums)
     if tensor.read is None:
         assert tensor.raw is not None
         raw = tensor.raw()
@@ -109,15 +114,19 @@ def _add(step: Step, plan: Plan, writer: StreamWriter) -> Rounded | None:
         writer.add(tensor.name, raw)
         return None
     value = tensor.read()
-    sums = Squares()
     raw = plain(tensor, value, step.dtype, sums)
     writer.add(tensor.name, raw)
+    return _rounded(step, sums)
+
+
+def _rounded(step: Step, sums: Squares) -> Rounded | None:
+    """What plain numbers of a dtype have lost."""
     if sums.same:
         return None
     dtype = DTYPE_NAMES[step.dtype]
     what = f"it is rounded to {dtype}"
-    why = f"is {tensor.stored}, whose products {dtype} does not hold"
-    return Rounded(tensor.name, what, why, sums.relative_error)
+    why = f"is {step.tensor.stored}, whose products {dtype} does not hold"
+    return Rounded(step.tensor.name, what, why, sums.relative_error)
 
 
 def _config(model: Model, plan: Plan, folder: Path) -> dict[str, Any]:
@@ -166,7 +175,8 @@ def compare(steps: Sequence[Step], written: Written, progress: Progress) -> list
         step = steps[number]
         tensor = step.tensor
         for name in artifact.entries[tensor.name].stored:
-            if zlib.crc32(artifact.checkpoint.raw(name).data) != written.checksums[name]:
+            info = artifact.checkpoint.tensors[name]
+            if checksum(artifact.checkpoint.file_of(name), info) != written.checksums[name]:
                 raise FormatError(f"{name}: reads back differently; the disk or memory is faulty")
         if step.scheme is None:
             continue

@@ -201,7 +201,8 @@ def _found(
         layer, kind = stack
         each = ([f"{layer}.{i}.{part}.weight" for part in PARTS[kind]] for i in itertools.count())
         there = itertools.takewhile(lambda some: set(some) <= names.keys(), each)
-        return list(itertools.chain.from_iterable(there))
+        if found := list(itertools.chain.from_iterable(there)):
+            return found
     if module.fused is not None:
         fused = module.fused[0].replace("{b}", str(block))
         return [n for n in (fused, fused + end) if n in names][:1]
