@@ -11,18 +11,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gguf_from_hf
 import gguf_models
 import pytest
 import quantizing
 import torch
+from safetensors.torch import load_file, save_file
 from test_unusual_decoders import SMALL, built
 from transformers import AutoConfig
+from typer.testing import CliRunner
 
 from qtool.artifacts.artifact import Artifact
+from qtool.cli.main import app
 from qtool.formats.facts import Facts
 from qtool.formats.other_names import expressions, names
 from qtool.recipe.recipe import load
 from qtool.scheme import Scheme
+from qtool.verification.engine_modules import asked_of, class_modules
+from qtool.verification.engine_view import view_of
 from qtool.verification.finding import Finding
 from qtool.verification.run import verify_artifact
 
@@ -193,3 +199,56 @@ def test_experts_that_transformers_does_not_load(
     errors = errors_of(out)
     assert [f.check for f in errors] == ([] if check is None else ["engine-experts"])
     assert check is None or check in errors[0].message
+
+
+def test_a_plan_says_it_before_any_work(tmp_path: Path) -> None:
+    source = sparse("granitemoe", tmp_path / "source")
+    command = ["plan", str(source), "--recipe", "w8a16-ct", "--engine"]
+    said = CliRunner().invoke(app, [*command, "transformers", "--json"])
+    (error,) = [f for f in json.loads(said.stdout)["findings"] if f["severity"] == "error"]
+    assert error["check"] == "engine-experts" and said.exit_code == 1
+    assert CliRunner().invoke(app, [*command, "vllm"]).exit_code == 0
+
+
+def test_a_plan_from_gguf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gguf_from_hf.no_vocabulary(monkeypatch)
+    folder = gguf_models.build("granite-moe", tmp_path / "source")
+    gguf_from_hf.write(folder, tmp_path / "model.gguf", "f16").close()
+    command = ["plan", str(tmp_path / "model.gguf"), "--recipe", "w8a16-ct", "--engine"]
+    said = CliRunner().invoke(app, [*command, "transformers", "--json"])
+    found = json.loads(said.stdout)["findings"]
+    assert [f["check"] for f in found if f["severity"] == "error"] == ["engine-experts"]
+
+
+def test_experts_one_by_one_in_a_checkpoint(tmp_path: Path) -> None:
+    """As `convert --to hf` wrote them once, of a class that takes them all in one."""
+    source = sparse("granitemoe", tmp_path / "source")
+    assert verify_artifact(source, engine="transformers").ok
+    tensors = load_file(source / "model.safetensors")
+    for name in [name for name in tensors if "_linear." in name]:
+        layer, _, kind = name.partition("block_sparse_moe.")
+        for number, matrix in enumerate(tensors.pop(name)):
+            parts = {"gate_proj": matrix[:96], "up_proj": matrix[96:]}
+            if kind == "output_linear.weight":
+                parts = {"down_proj": matrix}
+            for part, values in parts.items():
+                name = f"{layer}block_sparse_moe.experts.{number}.{part}.weight"
+                tensors[name] = values.contiguous()
+    save_file(tensors, source / "model.safetensors", {"format": "pt"})
+    (error,) = errors_of(source)
+    assert error.check == "engine-experts" and "one by one" in error.message
+    assert verify_artifact(source).ok  # it is whole: vLLM loads it
+
+
+def test_a_model_that_transformers_does_not_know(tmp_path: Path) -> None:
+    """Nothing is asked of its class; names are compared with the checkpoint's, as they were."""
+    source = quantizing.add_tokenizer(gguf_models.build("llava", tmp_path / "source"))
+    out = tmp_path / "out"
+    quantizing.quantize(source, "w8a16-ct", out)
+    config = json.loads((out / "config.json").read_text())
+    config |= {"model_type": "nobodys", "architectures": ["Nobodys"]}
+    config["quantization_config"]["ignore"] = ["vision_tower"]
+    (out / "config.json").write_text(json.dumps(config))
+    artifact = Artifact.open(out)
+    assert class_modules(artifact.checkpoint, asked_of(view_of(artifact))) is None
+    assert "language_model.lm_head" in {f.name for f in errors_of(out)}

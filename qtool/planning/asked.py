@@ -5,7 +5,6 @@ Headers are read, and nothing is loaded or written.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -100,7 +99,6 @@ def foresee(asked: Asked) -> Foreseen:
 
 
 def _of_safetensors(asked: Asked, recipe: Recipe) -> Foreseen:
-    from qtool.checkpoints.checkpoint import Checkpoint
     from qtool.formats.safetensors_file import parse_size
     from qtool.gguf.open import is_gguf
     from qtool.hub import resolve
@@ -116,35 +114,35 @@ def _of_safetensors(asked: Asked, recipe: Recipe) -> Foreseen:
         from qtool.gguf.checkpoint_headers import checkpoint_headers
 
         with checkpoint_headers(source, requantize=asked.requantize) as (folder, said):
-            plan, config = _planned(asked, recipe, folder, shard_bytes)
+            plan, findings = _planned(asked, recipe, folder, shard_bytes)
     else:
         refuse(recipe, f"does not read {source} as GGUF", {"--requantize": asked.requantize})
-        plan, config = _planned(asked, recipe, source, shard_bytes)
+        plan, findings = _planned(asked, recipe, source, shard_bytes)
     plan = replace(plan, warnings=(*said, *plan.warnings, *unread(recipe)))
-    findings: list[Finding] = []
-    if asked.engine is not None:
-        from qtool.runs.planned_view import expected, planned_view
-        from qtool.verification.engine_modules import asked_of, class_modules
-        from qtool.verification.engine_rules import view_findings
-
-        view, modules = planned_view(plan, config, expected(plan, config)), None
-        if asked.engine == "transformers" and not is_gguf(source):
-            modules = class_modules(Checkpoint.open(source), asked_of(view))
-        findings = view_findings(view, asked.engine, asked.tp, modules)
     return Foreseen(plan, recipe.calibrates, asked, tuple(findings))
 
 
 def _planned(
     asked: Asked, recipe: Recipe, folder: Path, shard_bytes: int
-) -> tuple[Plan, Mapping[str, Any]]:
-    """And the model's config."""
+) -> tuple[Plan, list[Finding]]:
+    """And what the engine says that is asked."""
     from qtool.checkpoints.checkpoint import Checkpoint
     from qtool.planning.experts import as_quantized
     from qtool.planning.plan import make_plan
 
     opened = as_quantized(recipe, Checkpoint.open(folder))
     threads, max_ram = asked.threads, asked.max_ram
-    return make_plan(recipe, opened, shard_bytes, threads=threads, max_ram=max_ram), opened.config
+    plan = make_plan(recipe, opened, shard_bytes, threads=threads, max_ram=max_ram)
+    if asked.engine is None:
+        return plan, []
+    from qtool.runs.planned_view import expected, planned_view
+    from qtool.verification.engine_modules import asked_of, class_modules
+    from qtool.verification.engine_rules import view_findings
+
+    view, modules = planned_view(plan, opened.config, expected(plan, opened.config)), None
+    if asked.engine == "transformers":
+        modules = class_modules(opened, asked_of(view))
+    return plan, view_findings(view, asked.engine, asked.tp, modules)
 
 
 def _of_gguf(asked: Asked, recipe: GgufRecipe) -> Foreseen:

@@ -11,8 +11,7 @@ Source: transformers 5.23 (quantizers_utils.should_convert_module), compressed-t
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from qtool.checkpoints.fused_experts import GATE_UP
-from qtool.checkpoints.layer_names import experts_of
+from qtool.checkpoints.fused_names import fused_tensors, layer_of
 from qtool.errors import QtoolError
 from qtool.formats.compressed_tensors_config import named
 from qtool.formats.facts import names_of
@@ -49,24 +48,19 @@ def class_modules(checkpoint: Weights, modules: Iterable[str]) -> ClassModules |
         model = meta_model(checkpoint)
     except (ImportError, QtoolError):
         return None
-    state, conversions = (
-        model.state_dict(),
-        Conversions.of(model, part_with_text(checkpoint.config)),
-    )
-    names, fused = {}, dict[str, None]()
+    within = part_with_text(checkpoint.config)
+    state, conversions = model.state_dict(), Conversions.of(model, within)
+    names = {}
     for module in modules:
         weight = f"{module}.weight"
         target, _ = conversions.target(weight, state)
         if target not in state and weight in state:
             target = weight
         names[module] = target.removesuffix(".weight")
-        if target in state or (found := experts_of(weight)) is None or found[0] in fused:
-            continue
-        whole, _ = conversions.target(f"{found[0]}.{GATE_UP}", state)
-        if whole in state:
-            fused[found[0]] = None
+    fused = fused_tensors(model, (f"{module}.weight" for module in names), within)
+    layers = dict.fromkeys(layer_of(one.parts[0][0]) or "" for one in fused)
     linear = (name for name, module in model.named_modules() if isinstance(module, nn.Linear))
-    return ClassModules(names, frozenset(linear), tuple(fused))
+    return ClassModules(names, frozenset(linear), tuple(layers))
 
 
 def asked_of(view: EngineView) -> list[str]:
