@@ -27,7 +27,8 @@ _WIDE = ("model", "language_model", "transformer", "thinker", "base_model")
 # What lies between a tower and the decoder, which some checkpoints call otherwise altogether
 # (vit_large_projector, mlp_AR, mm_projector).
 _BETWEEN = ("multi_modal_projector", "projector")
-_BEFORE, _SINCE = "language_model.model.", "model.language_model."
+# The second in a class for text alone (Llama 4).
+_BEFORE, _SINCE = "language_model.model.", ("model.language_model.", "model.")
 
 
 def expressions(facts: Facts) -> list[str]:
@@ -50,7 +51,8 @@ def names(facts: Facts) -> list[str]:
     if not _differs(heads, parts):
         return []
     found = [HEAD] if heads and HEAD not in heads else []
-    found += [_SINCE + name.removeprefix(_BEFORE) for name in inner if name.startswith(_BEFORE)]
+    ends = [name.removeprefix(_BEFORE) for name in inner if name.startswith(_BEFORE)]
+    found += [before + end for before in _SINCE for end in ends]
     parts += _BETWEEN if parts else ()
     return found + [f"model.{part}" for part in parts if not part.startswith("model.")]
 

@@ -5,7 +5,8 @@ same rules (qtool/verification/engine_rules.py) for one engine and a number of G
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from qtool.checkpoints.structure import FUSED_EXPERTS, expert_of
 from qtool.formats import FORMATS
@@ -15,7 +16,7 @@ from qtool.planning.planned import Planned
 from qtool.recipe.recipe import Recipe
 from qtool.verification.engine_head import length_refused
 from qtool.verification.engine_kernels import MARLIN_IN, MARLIN_OUT, fits_marlin
-from qtool.verification.engine_local import WITHOUT_EXPERTS
+from qtool.verification.engine_local import instead_for_experts
 from qtool.verification.engine_schemes import Pair, other_block, otherwise, pair_of, refused
 from qtool.verification.engine_split import GROUP_SIZES
 from qtool.verification.engine_view import mixed_parts, planned_layers
@@ -30,7 +31,7 @@ ROUNDED_SCALES = (
 )
 
 
-def warnings(recipe: Recipe, tensors: Sequence[Planned]) -> list[str]:
+def warnings(recipe: Recipe, tensors: Sequence[Planned], config: Mapping[str, Any]) -> list[str]:
     """One sentence for each combination that some engine refuses or serves slowly."""
     quantized = [tensor for tensor in tensors if tensor.scheme is not None]
     if not quantized:
@@ -38,7 +39,7 @@ def warnings(recipe: Recipe, tensors: Sequence[Planned]) -> list[str]:
     found = [
         *_cache(recipe),
         *_fp4_inputs(recipe),
-        *_format(recipe, quantized),
+        *_format(recipe, quantized, config),
         *_groups(quantized),
         *_fused(recipe, tensors),
         *_head(recipe, quantized),
@@ -97,14 +98,15 @@ def _cache(recipe: Recipe) -> list[str]:
     ]
 
 
-def _format(recipe: Recipe, quantized: Sequence[Planned]) -> list[str]:
+def _format(recipe: Recipe, quantized: Sequence[Planned], config: Mapping[str, Any]) -> list[str]:
     schemes = {tensor.scheme for tensor in quantized if tensor.scheme is not None}
     found = []
-    if recipe.format in WITHOUT_EXPERTS and any(expert_of(tensor.name) for tensor in quantized):
+    instead = instead_for_experts(recipe.format, config)
+    if instead is not None and any(expert_of(tensor.name) for tensor in quantized):
         grave = "" if recipe.format == "bitsandbytes" else "note: "
         found.append(
             f"{grave}transformers 5 has the experts of a block in one parameter, which takes no "
-            f"codes of {recipe.format}; {WITHOUT_EXPERTS[recipe.format]}"
+            f"codes of {recipe.format}; {instead}"
         )
     if recipe.format == "awq" and recipe.awq.layout != "gemm":
         found.append(

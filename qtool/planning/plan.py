@@ -254,7 +254,7 @@ def make_plan(
         partial(estimate.peak, counted),
     )
     seconds = duration.seconds(recipe, planned, counted, active, memory.setting)
-    warnings += engines.warnings(recipe, planned)
+    warnings += engines.warnings(recipe, planned, checkpoint.config)
     warnings += [*notes.much_dense(planned), *notes.wide_codes(planned)]
     of_block = {tensor.block: cache[tensor.name] for tensor in planned if tensor.name in cache}
     return Plan(

@@ -13,7 +13,9 @@ ext.py, config.py), llama.cpp by the gguf package's MODEL_ARCH_NAMES.
 """
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
+from qtool.checkpoints.structure import text_config
 from qtool.formats import auto_round
 from qtool.gguf_types import BY_NAME, FLOATS, BlockType
 from qtool.verification import engine_auto_round
@@ -31,13 +33,19 @@ _LOADED = {
     "fp8": "on GPUs of compute capability 8.9 and later; elsewhere it is turned into bfloat16",
     "bitsandbytes": "through the package bitsandbytes",
 }
-# Formats of linear layers alone, and what to do about experts.
-WITHOUT_EXPERTS = {
+_INSTEAD = {
     "gptq": "serve it with vLLM or SGLang, or load it with GPTQModel itself",
     "awq": "serve it with vLLM or SGLang, or load it with GPTQModel itself",
     "bitsandbytes": "use fp8-block-hf or w8a16-ct, which it loads, or q8_0 for llama.cpp",
 }
 _GPTQ_GROUPS = (-1, 16, 32, 64, 128, 256, 512, 1024)
+
+
+def instead_for_experts(format_: str, config: Mapping[str, Any]) -> str | None:
+    """What to do with experts in a format that transformers loads into linear layers alone; None
+    of one that it loads experts of. Those of Llama 4 it takes apart for bitsandbytes."""
+    patched = str(text_config(config).get("model_type")).startswith("llama4")
+    return None if patched and format_ == "bitsandbytes" else _INSTEAD.get(format_)
 
 
 def transformers_findings(view: EngineView) -> Iterator[Finding]:
@@ -65,13 +73,12 @@ def transformers_findings(view: EngineView) -> Iterator[Finding]:
         )  # fmt: skip
     if view.format == auto_round.NAME:
         yield from engine_auto_round.transformers_findings(view)
-    if view.format in WITHOUT_EXPERTS and (
-        experts := [layer.module for layer in view.quantized if layer.expert]
-    ):
+    experts = [layer.module for layer in view.quantized if layer.expert]
+    if experts and (instead := instead_for_experts(view.format, view.config)) is not None:
         yield Finding(
             "error", "engine-experts", experts[0],
             f"transformers 5 has the experts of a block in one parameter, in which codes of "
-            f"{view.format} have no place ({some(experts)}); {WITHOUT_EXPERTS[view.format]}",
+            f"{view.format} have no place ({some(experts)}); {instead}",
         )  # fmt: skip
     if view.format in ("awq", "gptq"):
         largest = 128 if view.format == "awq" else 1024

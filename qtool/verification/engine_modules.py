@@ -10,6 +10,7 @@ Source: transformers 5.23 (quantizers_utils.should_convert_module), compressed-t
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from qtool.checkpoints.fused_names import fused_tensors, layer_of
 from qtool.errors import QtoolError
@@ -17,7 +18,7 @@ from qtool.formats.compressed_tensors_config import named
 from qtool.formats.facts import names_of
 from qtool.formats.patterns import any_of
 from qtool.streaming.weights import Weights
-from qtool.verification.engine_local import WITHOUT_EXPERTS
+from qtool.verification.engine_local import instead_for_experts
 from qtool.verification.engine_targets import group_of
 from qtool.verification.engine_view import EngineView
 from qtool.verification.engine_view import some as shown
@@ -36,8 +37,11 @@ class ClassModules:
     fused: tuple[str, ...]  # layers of experts that the class takes all in one, and are apart
 
 
-def class_modules(checkpoint: Weights, modules: Iterable[str]) -> ClassModules | None:
-    """None where transformers is not there, or has no such class. Builds it without weights."""
+def class_modules(checkpoint: Weights, modules: Iterable[str], method: str) -> ClassModules | None:
+    """None where transformers is not there, or has no such class. Builds it without weights.
+
+    method: the config's quant_method, for which experts of some classes are taken apart.
+    """
     try:
         from torch import nn
 
@@ -45,7 +49,7 @@ def class_modules(checkpoint: Weights, modules: Iterable[str]) -> ClassModules |
         from qtool.streaming.meta_model import meta_model
         from qtool.streaming.towers import part_with_text
 
-        model = meta_model(checkpoint)
+        model = _for(method, meta_model(checkpoint))
     except (ImportError, QtoolError):
         return None
     within = part_with_text(checkpoint.config)
@@ -63,15 +67,37 @@ def class_modules(checkpoint: Weights, modules: Iterable[str]) -> ClassModules |
     return ClassModules(names, frozenset(linear), tuple(layers))
 
 
+def _for(method: str, model: Any) -> Any:
+    """The class as it is loaded into."""
+    import torch
+    from transformers.quantizers import base
+
+    patches = getattr(base, "MODULES_TO_PATCH_FOR_QUANTIZATION", {})
+    for name, module in [*model.named_modules()]:
+        patch = patches.get(type(module).__name__)
+        if patch is not None and method in [str(m.value) for m in patch["quantization_methods"]]:
+            parent, _, last = name.rpartition(".")
+            with torch.device("meta"):
+                made = patch["module_name"](model.config.get_text_config())
+            setattr(model.get_submodule(parent), last, made)
+    return model
+
+
 def asked_of(view: EngineView) -> list[str]:
     """The modules that class_modules is to be asked for."""
     dense = {n.removesuffix(".weight") for n in view.names if n.endswith(".weight")}
     return sorted(dense | {layer.module for layer in view.quantized})
 
 
+def method_of(view: EngineView) -> str:
+    """The config's quant_method; "" of a model that is not quantized."""
+    return str(view.quantization.get("quant_method") or "")
+
+
 def module_findings(view: EngineView, there: ClassModules) -> Iterator[Finding]:
     """Layers that transformers takes for quantized and are not, or the other way round."""
-    if there.fused and view.format not in WITHOUT_EXPERTS:  # of which that is said of all classes
+    # Of formats of which that is said whatever the class, it is not said again.
+    if there.fused and instead_for_experts(view.format, view.config) is None:
         yield Finding(
             "error", EXPERTS, there.fused[0],
             f"the class that transformers has for {view.config.get('model_type')} takes the "
