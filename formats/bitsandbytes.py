@@ -23,6 +23,7 @@ from qtool.errors import FormatError, UnsupportedError
 from qtool.formats import stored_codes
 from qtool.formats.facts import ArtifactScheme, Facts, Look, Options, left_out, names_of
 from qtool.formats.other_names import names
+from qtool.formats.patterns import any_of, matches
 from qtool.formats.safetensors_header import TensorSpec
 from qtool.scheme import GroupQuant, Scheme
 
@@ -136,3 +137,18 @@ def config(facts: Facts, options: Options) -> dict[str, Any]:
 def side_files(facts: Facts, options: Options) -> dict[str, dict[str, Any]]:
     """No further files."""
     return {}
+
+
+def skips(entry: str, name: str) -> bool | None:
+    """Whether an entry of llm_int8_skip_modules means a module: an expression that matches its name
+    from the start up to a dot, or what the name ends with. None where that is not known.
+
+    Source: transformers 5.23, quantizers_utils.should_convert_module.
+    """
+    if name.endswith(entry) or name == entry or name.startswith(entry + "."):
+        return True
+    if entry.replace(".", "").replace("_", "").isalnum():
+        return False
+    dots = [at for at, letter in enumerate(name) if letter == "."]
+    starts = [name, *(name[:at] for at in dots), *(name[: at + 1] for at in dots)]
+    return any_of(matches(f"(?:{entry})$", start) for start in starts)

@@ -196,7 +196,10 @@ def written_config(facts: Facts, layouts: Mapping[str, str]) -> dict[str, Any]:
         targets = ["Linear"]
         if key != most or key[2]:
             chosen = sorted(modules[key])
-            targets = targets_of(chosen, everything) or chosen
+            # What is in `ignore` may be meant by targets, too: it comes first.
+            targets = (
+                targets_of(chosen, everything) or targets_of(chosen, facts.quantized) or chosen
+            )
         groups[f"group_{number}"] = {
             "targets": targets,
             "weights": _weights(key[0]),

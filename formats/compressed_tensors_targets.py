@@ -10,6 +10,7 @@ compressed-tensors 0.19, utils/match.py: both match from the start of a name.
 
 from collections.abc import Iterable, Sequence
 
+from qtool.checkpoints.layer_names import is_head
 from qtool.formats.gptq_dynamic import patterns_for
 from qtool.formats.patterns import matches
 
@@ -22,6 +23,8 @@ def targets_of(chosen: Sequence[str], everything: Iterable[str]) -> list[str] | 
 
     Where others are called alike, the prefix tells them apart if it is one that engines keep.
     """
+    if len(chosen) == 1 and is_head(chosen[0]):  # transformers has it outside of other parts
+        return [rf"re:(?:.*\.)?{chosen[0].rpartition('.')[2]}$"]
     names = {*everything}
     found = []
     for pattern in patterns_for(chosen, names):

@@ -34,7 +34,8 @@ _BEFORE, _SINCE = "language_model.model.", ("model.language_model.", "model.")
 def expressions(facts: Facts) -> list[str]:
     """For an `ignore` of compressed-tensors: the dense modules, whatever their names begin with.
 
-    None for a model that is a decoder alone, whose names are the same everywhere.
+    None for a model that is a decoder alone and calls its head lm_head: nearly all of these have
+    the same names everywhere. What a class calls otherwise within blocks stays as it is.
     """
     heads, inner, parts = _split(facts)
     if not _differs(heads, parts):
@@ -53,8 +54,9 @@ def names(facts: Facts) -> list[str]:
     found = [HEAD] if heads and HEAD not in heads else []
     ends = [name.removeprefix(_BEFORE) for name in inner if name.startswith(_BEFORE)]
     found += [before + end for before in _SINCE for end in ends]
-    parts += _BETWEEN if parts else ()
-    return found + [f"model.{part}" for part in parts if not part.startswith("model.")]
+    between = _BETWEEN if parts else ()
+    found += [f"model.{part}" for part in (*parts, *between) if not part.startswith("model.")]
+    return list(dict.fromkeys(found))
 
 
 def _differs(heads: Sequence[str], parts: Sequence[str]) -> bool:

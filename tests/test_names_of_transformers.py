@@ -7,26 +7,33 @@ compressed-tensors and transformers do (utils/match.py, quantizers_utils.should_
 
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import arch_models
 import gguf_from_hf
 import gguf_models
 import pytest
 import quantizing
 import torch
+from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 from test_unusual_decoders import SMALL, built
 from transformers import AutoConfig
 from typer.testing import CliRunner
 
+from qtool.api import convert
 from qtool.artifacts.artifact import Artifact
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.cli.main import app
+from qtool.errors import SourceError, UnsupportedError
 from qtool.formats.facts import Facts
 from qtool.formats.other_names import expressions, names
 from qtool.recipe.recipe import load
 from qtool.scheme import Scheme
+from qtool.streaming.meta_model import meta_model
 from qtool.verification.engine_modules import class_modules
 from qtool.verification.finding import Finding
 from qtool.verification.run import verify_artifact
@@ -251,3 +258,130 @@ def test_a_model_that_transformers_does_not_know(tmp_path: Path) -> None:
     artifact = Artifact.open(out)
     assert class_modules(artifact.checkpoint, [], "compressed-tensors") is None
     assert "language_model.lm_head" in {f.name for f in errors_of(out)}
+
+
+def listed(out: Path, found: object) -> Path:
+    """The artifact with another list of what is left out."""
+    path = out / "config.json"
+    config = json.loads(path.read_text())
+    table = config["quantization_config"]
+    table["ignore" if "ignore" in table else "llm_int8_skip_modules"] = found
+    path.write_text(json.dumps(config))
+    return out
+
+
+@pytest.fixture(scope="module")
+def eight(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """LLaVA in bitsandbytes."""
+    folder = tmp_path_factory.mktemp("eight")
+    source = quantizing.add_tokenizer(gguf_models.build("llava", folder / "source"))
+    quantizing.quantize(source, "int8-llmint8", folder / "out", "calibration.samples=2")
+    return folder / "out"
+
+
+@pytest.mark.parametrize(
+    ("entries", "said"),
+    [
+        (["lm_head", ".*vision_tower", ".*projector"], None),
+        (["lm_head", "model.(vision_tower|multi_modal_projector)"], None),
+        (["lm_head", r"(?s:.*)"], None),  # which is not matched here
+        (
+            ["lm_head", "vision_tower", "projector"],
+            "does not name",
+        ),  # from the start, or at the end
+        (["lm_head", ".*vision_tower", ".*projector", r".*layers\.1\.mlp\.up_proj"], "leaves out"),
+        (None, "does not name"),  # only the head is left out then
+    ],
+)
+def test_entries_are_expressions(
+    entries: list[str] | None, said: str | None, eight: Path, tmp_path: Path
+) -> None:
+    out = listed(shutil.copytree(eight, tmp_path / "out"), entries)
+    found = [f.message for f in errors_of(out) if f.check == "engine-skip-list"]
+    assert len(found) == (said is not None) and (said or "") in "".join(found)
+    assert not any("lm_head" in message for message in found)
+
+
+def test_no_list_leaves_out_the_head(tmp_path: Path) -> None:
+    """As transformers writes it of what it has quantized itself."""
+    source = quantizing.add_tokenizer(arch_models.build("llama", tmp_path / "source"))
+    quantizing.quantize(source, "int8-llmint8", tmp_path / "out", "calibration.samples=2")
+    assert not errors_of(listed(tmp_path / "out", None))
+    assert [f.name for f in errors_of(listed(tmp_path / "out", []))] == ["lm_head"]
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        ("llava", "*layers.1.self_attn.*"),
+        ("llava", "*lm_head"),
+        ("paddleocr-vl", "*layers.1.self_attn.*"),
+    ],
+)
+def test_matrices_of_another_width(name: str, other: str, tmp_path: Path) -> None:
+    """Their targets mean the same modules of the class, and no others that are quantized."""
+    source = quantizing.add_tokenizer(gguf_models.build(name, tmp_path / "source"))
+    out = tmp_path / "out"
+    four = f'overrides=[{{match: "{other}", weights: {{bits: 4, group_size: 32}}}}]'
+    quantizing.quantize(source, "w8a16-ct", out, four)
+    config = json.loads((out / "config.json").read_text())["quantization_config"]
+    eights, fours = config["config_groups"].values()
+    assert eights["targets"] == ["Linear"] and fours["weights"]["num_bits"] == 4
+    leaves = ignored(config)
+    meant = {
+        module
+        for module in linear_layers(source)
+        if not leaves(module) and any(re.match(t[3:], module) for t in fours["targets"])
+    }
+    artifact = Artifact.open(out)
+    packed = {e.module for e in artifact.entries.values() if getattr(e.scheme, "bits", 0) == 4}
+    assert blocks(meant) == blocks({n.replace("language_model.lm_head", "lm_head") for n in packed})
+    assert verify_artifact(out, engine="transformers").ok and verify_artifact(out).ok
+    fours["targets"] = sorted(packed)  # names of the checkpoint
+    path = out / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": config}))
+    assert [f.check for f in errors_of(out)] == ["engine-targets"]
+
+
+def test_nothing_is_fetched_to_build_a_class(tmp_path: Path) -> None:
+    source = gguf_models.build("llava", tmp_path / "source")
+    config = json.loads((source / "config.json").read_text())
+    config["vision_config"] = {"model_type": "dpt", "backbone": "nobody/nothing"}
+    (source / "config.json").write_text(json.dumps(config))
+    before = constants.HF_HUB_OFFLINE
+    with pytest.raises(UnsupportedError, match="not fetched"):
+        meta_model(Checkpoint.open(source))
+    assert before == constants.HF_HUB_OFFLINE
+    assert class_modules(Checkpoint.open(source), [], "") is None
+
+
+def test_more_experts_than_any_model_has(tmp_path: Path) -> None:
+    source = sparse("granitemoe", tmp_path / "source")
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(config | {"num_local_experts": 10**12}))
+    with pytest.raises(SourceError, match="num_local_experts is 1000000000000"):
+        meta_model(Checkpoint.open(source))
+
+
+def test_what_a_model_card_says_of_experts(tmp_path: Path) -> None:
+    source = sparse("granitemoe", tmp_path / "source")
+    for recipe, words in (
+        ("w8a16-ct", "where its class takes experts one by one"),
+        ("w4g64-rtn", "Not with transformers: transformers 5 has the experts"),
+    ):
+        quantizing.quantize(source, recipe, tmp_path / recipe, "weights.group_size=32")
+        assert words in (tmp_path / recipe / "README.md").read_text()
+
+
+def test_convert_says_where_no_class_can_be_asked(tmp_path: Path) -> None:
+    source, out = sparse("granitemoe", tmp_path / "source"), tmp_path / "out"
+    quantizing.quantize(source, "w8a16-ct", out)
+    made = convert(out, to="hf", out=tmp_path / "plain")
+    record = json.loads((tmp_path / "plain" / "qtool.json").read_text())["conversions"][-1]
+    assert record["experts_by"].startswith("transformers 5") and not made.warnings
+    config = json.loads((out / "config.json").read_text())
+    (out / "config.json").write_text(json.dumps(config | {"hidden_act": "zzz"}))
+    made = convert(out, to="hf", out=tmp_path / "apart")
+    assert [w.startswith("experts are written one by one") for w in made.warnings] == [True]
+    record = json.loads((tmp_path / "apart" / "qtool.json").read_text())["conversions"][-1]
+    assert "experts_by" not in record

@@ -89,6 +89,7 @@ class Certificate:
     rounded: Sequence[Rounded]
     dropped: Sequence[tuple[str, str]] = ()
     assumed: str | None = None
+    experts_by: str | None = None  # what told that experts are in one tensor, and its version
     last_bit: int = 0  # matrices whose scales are multiplied in another order, or by a reciprocal
 
     @property
@@ -125,6 +126,8 @@ class Certificate:
             record["last_bit"] = self.last_bit
         if self.assumed is not None:
             record["assumed"] = self.assumed
+        if self.experts_by is not None:
+            record["experts_by"] = self.experts_by
         return record
 
 

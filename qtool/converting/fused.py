@@ -17,22 +17,33 @@ from qtool.errors import FormatError, QtoolError
 from qtool.formats.safetensors_file import FLOAT_DTYPES, as_array, from_float32, to_float32
 
 
-def fused_of(model: Model) -> list[FusedTensor]:
-    """The tensors that checkpoints of config.json's class have instead of an expert's matrices.
+def fused_of(model: Model) -> tuple[list[FusedTensor], str | None]:
+    """The tensors that checkpoints of config.json's class have instead of an expert's matrices; and
+    what stands against asking for them, a sentence.
 
     torch and transformers are imported only where there are such matrices.
     """
     names = [tensor.name for tensor in model.tensors if layer_of(tensor.name) is not None]
     if not names or model.checkpoint is None:
-        return []
+        return [], None
     from qtool.streaming.meta_model import meta_model
     from qtool.streaming.towers import part_with_text
 
     try:
         built = meta_model(model.checkpoint)
-    except QtoolError:  # what no class can be built for is written as it is
-        return []
-    return fused_tensors(built, names, part_with_text(model.config))
+    except QtoolError as error:
+        return [], (
+            "experts are written one by one, since nothing tells whether the model's class has "
+            f"them in one tensor: {error}"
+        )
+    return fused_tensors(built, names, part_with_text(model.config)), None
+
+
+def teller() -> str:
+    """What told which tensors a class has: transformers, and its version."""
+    from transformers import __version__
+
+    return f"transformers {__version__}"
 
 
 def stacked(model: Model, fused: Sequence[FusedTensor]) -> tuple[Tensor, ...]:

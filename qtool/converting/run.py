@@ -1,6 +1,7 @@
 """`qtool convert`, from a request to a finished artifact."""
 
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 
 from qtool.artifacts.artifact import Artifact
@@ -8,7 +9,7 @@ from qtool.converting import card, to_checkpoint, to_gguf
 from qtool.converting.certificate import Certificate, Converted, provenance, source_record
 from qtool.converting.from_artifact import artifact_model
 from qtool.converting.from_gguf import digest, gguf_model
-from qtool.converting.fused import fused_of, stacked
+from qtool.converting.fused import fused_of, stacked, teller
 from qtool.converting.model import DTYPE_NAMES, DTYPES, Model
 from qtool.converting.plan import Plan, codes_plan, dense_plan, in_dtype
 from qtool.converting.request import Request, say_all
@@ -56,8 +57,12 @@ def _convert(request: Request, model: Model, progress: Progress) -> Converted:
     _keep_inputs(request, model)
     dtype = model.dtype if request.dtype is None else DTYPES[request.dtype]
     if request.target.format == "hf":
-        tensors = stacked(model, fused_of(model))
-        return _folder(request, in_dtype(model, dtype), dense_plan(tensors, dtype), progress)
+        fused, unknown = fused_of(model)
+        if unknown is not None:
+            say_all([unknown], progress)
+            model = replace(model, warnings=(*model.warnings, unknown))
+        plan = dense_plan(stacked(model, fused), dtype)
+        return _folder(request, in_dtype(model, dtype), plan, progress)
     if request.target.format == "gguf":
         return to_gguf.convert(request, model, progress)
     with progress.stage("survey"):
@@ -113,6 +118,7 @@ def _folder(request: Request, model: Model, plan: Plan, progress: Progress) -> C
                 rounded=to_checkpoint.compare(plan.steps, written, progress),
                 dropped=model.dropped,
                 assumed=request.assume,
+                experts_by=teller() if any(step.tensor.parts for step in plan.steps) else None,
             )
         record = provenance(model, certificate)
         to_checkpoint.write_json(folder / FILE_NAME, record)

@@ -12,6 +12,7 @@ from typing import Any
 
 from qtool import __version__, hub
 from qtool.checkpoints.checkpoint import Checkpoint
+from qtool.checkpoints.fused_names import layer_of
 from qtool.engine_commands import COMMANDS
 from qtool.hub import card
 from qtool.numbered import by_kind
@@ -147,6 +148,14 @@ def loading(view: EngineView) -> str:
         lines += ["With the package bitsandbytes:", ""]
     if loads[0] != "transformers":
         lines += [f"    {COMMANDS[loads[0]].format('DIR')}", ""]
+    # Building its class to see takes longer than rounding some models.
+    asks = any(layer_of(f"{layer.module}.weight") is not None for layer in view.quantized)
+    if "transformers" in loads and asks:
+        lines += [
+            "With transformers where its class takes experts one by one, which",
+            "`qtool verify DIR --engine transformers` tells:",
+            "",
+        ]
     if "transformers" in loads:
         lines += [
             "    from transformers import AutoModelForCausalLM",

@@ -19,6 +19,7 @@ from qtool.checkpoints.names import Names
 from qtool.checkpoints.padding import in_view
 from qtool.checkpoints.structure import OTHER_TOWERS
 from qtool.errors import RTN_CAN, SourceError, UnsupportedError
+from qtool.streaming.offline import without_the_hub
 from qtool.streaming.towers import (
     attention_of_parts,
     left_out_where_libraries_are_missing,
@@ -44,15 +45,17 @@ _FAMILIES = ("AutoModelForCausalLM", "AutoModelForImageTextToText", "AutoModelFo
 
 
 # Of what transformers makes one after the other, so many as a config says.
-_COUNTED = re.compile(r"(num|n)(_.*)?_(layers?|labels|blocks)")
+_COUNTED = re.compile(r"(moe_)?(num|n)(_.*)?_(layers?|labels|blocks|experts)")
 _MANY = 32  # of which no model has more, unless its checkpoint has more tensors
 _MANY_LABELS = 100_000
+_MANY_EXPERTS = 1 << 14  # of a block; a checkpoint may have them in one tensor
 
 
 def _check_counts(config: Mapping[str, Any], where: Path, tensors: int) -> None:
     """SourceError where building what config.json says would take for ever."""
     for key, value in config.items():
         most = _MANY_LABELS if key.endswith("labels") else max(_MANY, tensors)
+        most = _MANY_EXPERTS if key.endswith("experts") else most
         if isinstance(value, dict):
             _check_counts(value, where, tensors)
         elif isinstance(value, int) and value > most and _COUNTED.fullmatch(key):
@@ -62,6 +65,7 @@ def _check_counts(config: Mapping[str, Any], where: Path, tensors: int) -> None:
             )
 
 
+@without_the_hub()
 def meta_model(checkpoint: Weights) -> Any:
     """The model class of config.json, built by transformers without memory for its weights."""
     import transformers
@@ -125,6 +129,12 @@ def meta_model(checkpoint: Weights) -> Any:
         raise UnsupportedError(
             f"{where / 'config.json'}: transformers builds {kind!r} with a library that is not "
             f"installed: {said}"
+        ) from error
+    except OSError as error:
+        said = " ".join(str(error).split())[:200]
+        raise UnsupportedError(
+            f"{where / 'config.json'}: transformers builds {kind!r} with what is not there, and "
+            f"not fetched: {said}"
         ) from error
     except REFUSALS as error:
         said = " ".join(str(error).split())[:200]

@@ -13,6 +13,7 @@ from qtool.checkpoints.layer_names import experts_of, is_head
 from qtool.checkpoints.structure import FUSED_EXPERTS, fused_layer, text_config
 from qtool.errors import QtoolError
 from qtool.formats import auto_round
+from qtool.formats.bitsandbytes import skips
 from qtool.formats.compressed_tensors_config import is_class, named
 from qtool.formats.facts import first
 from qtool.formats.gptq_dynamic import entry_for, negative, overridden
@@ -75,6 +76,8 @@ def says_dense(subject: Subject, module: str) -> bool | None:
         return True
     if found.format == "awq":
         return any(name in module for name in found.dense)
+    if found.format == "bitsandbytes":
+        return any_of(skips(entry, module) for entry in found.dense)
     inside = f".{module}."
     return any(inside.startswith(f".{n}.") or inside.endswith(f".{n}.") for n in found.dense)
 

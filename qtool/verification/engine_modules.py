@@ -14,13 +14,14 @@ from typing import Any
 
 from qtool.checkpoints.fused_names import fused_tensors, layer_of
 from qtool.errors import QtoolError
+from qtool.formats.bitsandbytes import skips
 from qtool.formats.compressed_tensors_config import named
 from qtool.formats.facts import names_of
 from qtool.formats.patterns import any_of
 from qtool.streaming.weights import Weights
 from qtool.verification.engine_local import instead_for_experts
-from qtool.verification.engine_targets import group_of
-from qtool.verification.engine_view import EngineView
+from qtool.verification.engine_targets import group_of, weight_arguments
+from qtool.verification.engine_view import EngineView, Stored
 from qtool.verification.engine_view import some as shown
 from qtool.verification.finding import Finding
 
@@ -35,6 +36,8 @@ class ClassModules:
     names: Mapping[str, str]  # of the checkpoint's modules, in the class
     linear: frozenset[str]  # of the class's own: linear layers
     fused: tuple[str, ...]  # layers of experts that the class takes all in one, and are apart
+    skipped: tuple[str, ...] = ()  # what it leaves unquantized where a config has no list
+    kept: tuple[str, ...] = ()  # what it leaves so in any case
 
 
 def class_modules(checkpoint: Weights, modules: Iterable[str], method: str) -> ClassModules | None:
@@ -44,16 +47,18 @@ def class_modules(checkpoint: Weights, modules: Iterable[str], method: str) -> C
     """
     try:
         from torch import nn
+        from transformers.quantizers.base import get_keys_to_not_convert
 
         from qtool.checkpoints.conversions import Conversions
         from qtool.streaming.meta_model import meta_model
         from qtool.streaming.towers import part_with_text
 
         model = _for(method, meta_model(checkpoint))
-    except (ImportError, QtoolError):
+        within = part_with_text(checkpoint.config)
+        conversions = Conversions.of(model, within)
+    except (ImportError, QtoolError):  # or an early version of transformers
         return None
-    within = part_with_text(checkpoint.config)
-    state, conversions = model.state_dict(), Conversions.of(model, within)
+    state = model.state_dict()
     names = {}
     for module in modules:
         weight = f"{module}.weight"
@@ -64,7 +69,10 @@ def class_modules(checkpoint: Weights, modules: Iterable[str], method: str) -> C
     fused = fused_tensors(model, (f"{module}.weight" for module in names), within)
     layers = dict.fromkeys(layer_of(one.parts[0][0]) or "" for one in fused)
     linear = (name for name, module in model.named_modules() if isinstance(module, nn.Linear))
-    return ClassModules(names, frozenset(linear), tuple(layers))
+    return ClassModules(
+        names, frozenset(linear), tuple(layers), tuple(get_keys_to_not_convert(model)),
+        tuple(getattr(model, "_keep_in_fp32_modules", None) or ()),
+    )  # fmt: skip
 
 
 def _for(method: str, model: Any) -> Any:
@@ -103,27 +111,39 @@ def module_findings(view: EngineView, there: ClassModules) -> Iterator[Finding]:
             f"the class that transformers has for {view.config.get('model_type')} takes the "
             f"experts of a block in one tensor alone, and here they are one by one "
             f"({shown(there.fused)}): transformers would make up their weights; serve it with "
-            "vLLM, or dequantize it with `qtool convert --to hf`",
+            + ("vLLM, or dequantize it with `qtool convert --to hf`" if view.quantized else "vLLM"),
         )  # fmt: skip
     if view.format not in COMPARED or not view.quantized:
         return
-    quantized = {layer.module for layer in view.quantized}
-    where, skipped = _list_of(view)
-    looked_for, passed_over = [], []
+    quantized = {layer.module: layer.stored for layer in view.quantized}
+    where, skipped = _list_of(view, there)
+    looked_for, passed_over, otherwise = [], [], []
     for module, name in there.names.items():
         if name not in there.linear or (leaves := skipped(name)) is None:
             continue
-        if module in quantized and leaves:
+        stored = quantized.get(module)
+        if stored is None:
+            looked_for += [] if leaves else [module]
+        elif leaves:
             passed_over.append(module)
-        if module not in quantized and not leaves:
-            looked_for.append(module)
+        elif _unlike(view, name, stored):
+            otherwise.append(module)
     if looked_for:
         first = there.names[looked_for[0]]
+        called = "" if first == looked_for[0] else f" as transformers does ({first})"
         yield Finding(
             "error", CHECK, looked_for[0],
             f"{shown(looked_for)} {_are(looked_for)} not quantized, and {where} does not name "
-            f"{'it' if len(looked_for) == 1 else 'them'} as transformers does ({first}), so that "
-            "it looks for codes and makes up the weights; add that name",
+            f"{'it' if len(looked_for) == 1 else 'them'}{called}, so that transformers looks for "
+            "codes and makes up the weights; add that name",
+        )  # fmt: skip
+    if otherwise:
+        first = there.names[otherwise[0]]
+        yield Finding(
+            "error", "engine-targets", otherwise[0],
+            f"{shown(otherwise)} {_are(otherwise)} stored otherwise than the targets say of "
+            f"{first}, as transformers calls it, which refuses that; add that name to the targets "
+            "of its group",
         )  # fmt: skip
     if passed_over:
         first = there.names[passed_over[0]]
@@ -139,7 +159,20 @@ def _are(names: list[str]) -> str:
     return "is" if len(names) == 1 else "are"
 
 
-def _list_of(view: EngineView) -> tuple[str, Callable[[str], bool | None]]:
+def _unlike(view: EngineView, name: str, stored: Stored) -> bool:
+    """Whether compressed-tensors' config says another width or group of a layer of the class."""
+    if view.format != "compressed-tensors" or not stored.bits:
+        return False
+    said = weight_arguments(view.quantization, name)
+    size = said.get("group_size")
+    return bool(said) and (
+        said.get("num_bits") != stored.bits
+        or (type(size) is int and size > 0 and size != stored.group_size)
+        or (said.get("strategy") == "channel" and stored.group_size > 0)
+    )
+
+
+def _list_of(view: EngineView, there: ClassModules) -> tuple[str, Callable[[str], bool | None]]:
     """The list of what is left unquantized, and whether it, or the targets, leave out a linear
     layer of the class; None where that is not known."""
     table = view.quantization
@@ -151,7 +184,6 @@ def _list_of(view: EngineView) -> tuple[str, Callable[[str], bool | None]]:
             return True if left is False and group_of(table, name) is None else left
 
         return "ignore", out
-    skipped = names_of(table.get("llm_int8_skip_modules"))
-    return "llm_int8_skip_modules", lambda name: any(
-        name == entry or name.startswith(entry + ".") or name.endswith(entry) for entry in skipped
-    )
+    listed = table.get("llm_int8_skip_modules")
+    entries = (*(there.skipped if listed is None else names_of(listed)), *there.kept)
+    return "llm_int8_skip_modules", lambda name: any_of(skips(entry, name) for entry in entries)
