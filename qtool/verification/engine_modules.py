@@ -180,7 +180,7 @@ def _list_of(view: EngineView, there: ClassModules) -> tuple[str, Callable[[str]
         ignored = names_of(table.get("ignore"))
 
         def out(name: str) -> bool | None:
-            left = any_of(named(entry, name) for entry in ignored)
+            left = any_of(entry == "Linear" or named(entry, name) for entry in ignored)
             return True if left is False and group_of(table, name) is None else left
 
         return "ignore", out
