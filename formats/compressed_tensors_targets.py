@@ -23,8 +23,8 @@ def targets_of(chosen: Sequence[str], everything: Iterable[str]) -> list[str] | 
 
     Where others are called alike, the prefix tells them apart if it is one that engines keep.
     """
-    if len(chosen) == 1 and is_head(chosen[0]):  # transformers has it outside of other parts
-        return [rf"re:(?:.*\.)?{chosen[0].rpartition('.')[2]}$"]
+    if len(chosen) == 1 and is_head(chosen[0]) and chosen[0].endswith("lm_head"):
+        return [r"re:(?:.*\.)?lm_head$"]  # transformers has it outside of other parts
     names = {*everything}
     found = []
     for pattern in patterns_for(chosen, names):
