@@ -404,6 +404,7 @@ def test_dense_models_need_no_torch(tmp_path: Path) -> None:
         "convert(sys.argv[1], 'hf', sys.argv[2], quiet=True); "
         "sys.exit(sorted({'torch', 'transformers'} & set(sys.modules)) or 0)"
     )
-    out = tmp_path / "out"
-    done = subprocess.run([sys.executable, "-c", program, artifact, out], capture_output=True)
+    # From elsewhere than the checkout, which may have no kernels: the installed package.
+    line = [sys.executable, "-c", program, artifact, tmp_path / "out"]
+    done = subprocess.run(line, capture_output=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr.decode()
