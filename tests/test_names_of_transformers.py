@@ -31,6 +31,7 @@ from qtool.cli.main import app
 from qtool.errors import SourceError, UnsupportedError
 from qtool.formats.facts import Facts
 from qtool.formats.other_names import expressions, names
+from qtool.homes import serve
 from qtool.recipe.recipe import load
 from qtool.scheme import Scheme
 from qtool.streaming.meta_model import meta_model
@@ -366,7 +367,10 @@ def test_more_experts_than_any_model_has(tmp_path: Path) -> None:
 def test_what_a_model_card_says_of_experts(tmp_path: Path) -> None:
     source = sparse("granitemoe", tmp_path / "source")
     for recipe, words in (
-        ("w8a16-ct", "where its class takes experts one by one"),
+        (
+            "w8a16-ct",
+            "and accelerate, only where its class takes experts one by one",
+        ),
         ("w4g64-rtn", "Not with transformers: transformers 5 has the experts"),
     ):
         quantizing.quantize(source, recipe, tmp_path / recipe, "weights.group_size=32")
@@ -385,3 +389,34 @@ def test_convert_says_where_no_class_can_be_asked(tmp_path: Path) -> None:
     assert [w.startswith("experts are written one by one") for w in made.warnings] == [True]
     record = json.loads((tmp_path / "apart" / "qtool.json").read_text())["conversions"][-1]
     assert "experts_by" not in record
+
+
+def test_what_a_model_card_says_of_models_that_see(tmp_path: Path) -> None:
+    source = quantizing.add_tokenizer(gguf_models.build("llava", tmp_path / "source"))
+    quantizing.quantize(source, "w8a16-ct", tmp_path / "out")
+    text = (tmp_path / "out" / "README.md").read_text()
+    assert 'AutoModelForImageTextToText.from_pretrained("DIR"' in text
+    assert "pipeline_tag: image-text-to-text" in text
+    convert(tmp_path / "out", to="hf", out=tmp_path / "plain")
+    assert "pipeline_tag: image-text-to-text" in (tmp_path / "plain" / "README.md").read_text()
+
+
+def test_a_tied_head_is_a_layer(tmp_path: Path) -> None:
+    """It has no tensor; transformers makes a quantized layer of it, and fails."""
+    source = quantizing.add_tokenizer(gguf_models.build("paddleocr-vl", tmp_path / "source"))
+    config = json.loads((source / "config.json").read_text())
+    assert not [n for n in load_file(source / "model.safetensors") if "lm_head" in n], config
+    out = tmp_path / "out"
+    quantizing.quantize(source, "w8a16-ct", out)
+    listed_now = json.loads((out / "config.json").read_text())["quantization_config"]["ignore"]
+    assert not errors_of(out)
+    (error,) = errors_of(listed(out, [entry for entry in listed_now if entry != "lm_head"]))
+    assert error.name == "lm_head" and "does not name it" in error.message
+
+
+def test_what_is_next_is_what_loads(tmp_path: Path) -> None:
+    """vLLM takes no such blocks of FP8, and transformers no such experts."""
+    for name, engine in (("granitemoe", None), ("qwen3_moe", "transformers")):
+        source, out = sparse(name, tmp_path / name), tmp_path / f"{name}-fp8"
+        quantizing.quantize(source, "fp8-block-hf", out)
+        assert serve.loads(out) == engine

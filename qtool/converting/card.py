@@ -27,7 +27,7 @@ def render(
     ]
     table = [f"| {key} | {value} |" for key, value in rows]
     parts = [
-        _front_matter(target, record),
+        _front_matter(target, record, view.config),
         f"# {_name(record) or 'Model'}, {target.name}",
         "\n".join(["| | |", "|---|---|", *table]),
         modelcard.loading(view),
@@ -46,7 +46,7 @@ def _name(record: Mapping[str, Any]) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def _front_matter(target: Target, record: Mapping[str, Any]) -> str:
+def _front_matter(target: Target, record: Mapping[str, Any], config: Mapping[str, Any]) -> str:
     lines = ["---"]
     name = _name(record)
     if name is not None and hub.is_hub_id(name):
@@ -54,7 +54,8 @@ def _front_matter(target: Target, record: Mapping[str, Any]) -> str:
         if target.format != "hf":
             lines.append("base_model_relation: quantized")
     library = "mlx" if target.format == "mlx" else "transformers"
-    lines += [f"library_name: {library}", "pipeline_tag: text-generation", "tags:", "- qtool"]
+    task = modelcard.task(config)
+    lines += [f"library_name: {library}", f"pipeline_tag: {task}", "tags:", "- qtool"]
     if target.format != "hf":
         lines += ["- quantized", f"- {target.format}"]
     return "\n".join([*lines, "---"])

@@ -7,7 +7,7 @@ the provenance and the layers' errors only, so that equal runs write equal cards
 import json
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from qtool import __version__, hub
@@ -75,7 +75,7 @@ def _front_matter(plan: Plan, checkpoint: Checkpoint, record: dict[str, Any]) ->
     lines += card.license_lines(checkpoint.folder)
     lines += [
         f"library_name: {'mlx' if plan.format == 'mlx' else 'transformers'}",
-        "pipeline_tag: text-generation",
+        f"pipeline_tag: {task(checkpoint.config)}",
         "quantized_by: qtool",
         "tags:",
         "- qtool",
@@ -120,6 +120,24 @@ def _what(plan: Plan, checkpoint: Checkpoint, record: dict[str, Any]) -> str:
     return "\n".join(["| | |", "|---|---|", *table])
 
 
+# What transformers loads a format with; accelerate is for device_map.
+_PACKAGES = {
+    "awq": "gptqmodel and accelerate", "gptq": "gptqmodel, optimum and accelerate",
+    "compressed-tensors": "compressed-tensors and accelerate",
+    "bitsandbytes": "bitsandbytes and accelerate", "auto-round": "auto-round and accelerate",
+}  # fmt: skip
+
+
+def sees(config: Mapping[str, Any]) -> bool:
+    """Whether the model is one of images and text, by its config."""
+    return "vision_config" in config
+
+
+def task(config: Mapping[str, Any]) -> str:
+    """The hub's name for what the model is for."""
+    return "image-text-to-text" if sees(config) else "text-generation"
+
+
 def loading(view: EngineView) -> str:
     """How an artifact is loaded by the engines whose rules refuse nothing of it."""
     lines = ["## Loading", ""]
@@ -144,22 +162,23 @@ def loading(view: EngineView) -> str:
             [*lines, "No engine that qtool knows loads it as it is; `qtool eval` measures it."]
         )
     lines += ["`DIR` is this folder.", ""]
-    if view.format == "bitsandbytes":
-        lines += ["With the package bitsandbytes:", ""]
     if loads[0] != "transformers":
         lines += [f"    {COMMANDS[loads[0]].format('DIR')}", ""]
     # Building its class to see takes longer than rounding some models.
     asks = any(layer_of(f"{layer.module}.weight") is not None for layer in view.quantized)
-    if "transformers" in loads and asks:
-        lines += [
-            "With transformers where its class takes experts one by one, which",
-            "`qtool verify DIR --engine transformers` tells:",
-            "",
-        ]
     if "transformers" in loads:
+        family = f"AutoModelFor{'ImageTextToText' if sees(view.config) else 'CausalLM'}"
+        only = ""
+        if asks:
+            only = (
+                ", only where its class takes experts one by one: where it does not, it makes up "
+                "their weights (`qtool verify DIR --engine transformers` tells)"
+            )
         lines += [
-            "    from transformers import AutoModelForCausalLM",
-            '    model = AutoModelForCausalLM.from_pretrained("DIR", device_map="auto")',
+            f"With transformers and {_PACKAGES.get(view.format, 'accelerate')}{only}:",
+            "",
+            f"    from transformers import {family}",
+            f'    model = {family}.from_pretrained("DIR", device_map="auto")',
             "",
         ]
     for engine in ("vllm", "transformers"):

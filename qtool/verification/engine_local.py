@@ -36,7 +36,8 @@ _LOADED = {
 _INSTEAD = {
     "gptq": "serve it with vLLM or SGLang, or load it with GPTQModel itself",
     "awq": "serve it with vLLM or SGLang, or load it with GPTQModel itself",
-    "bitsandbytes": "use fp8-block-hf or w8a16-ct, which it loads, or q8_0 for llama.cpp",
+    "bitsandbytes": "use fp8-block-hf or w8a16-ct where its class takes experts one by one "
+    "(`qtool plan --engine transformers` tells), or q8_0 for llama.cpp",
 }
 _GPTQ_GROUPS = (-1, 16, 32, 64, 128, 256, 512, 1024)
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from qtool.checkpoints.fused_names import fused_tensors, layer_of
+from qtool.checkpoints.layer_names import is_head
 from qtool.errors import QtoolError
 from qtool.formats.bitsandbytes import skips
 from qtool.formats.compressed_tensors_config import named
@@ -128,14 +129,18 @@ def module_findings(view: EngineView, there: ClassModules) -> Iterator[Finding]:
             passed_over.append(module)
         elif _unlike(view, name, stored):
             otherwise.append(module)
+    # One that is tied has no tensor, and is a layer all the same.
+    tied = sorted(n for n in there.linear.difference(there.names.values()) if is_head(n))
+    looked_for += [name for name in tied if skipped(name) is False]
     if looked_for:
-        first = there.names[looked_for[0]]
+        first = there.names.get(looked_for[0], looked_for[0])
         called = "" if first == looked_for[0] else f" as transformers does ({first})"
         yield Finding(
             "error", CHECK, looked_for[0],
             f"{shown(looked_for)} {_are(looked_for)} not quantized, and {where} does not name "
             f"{'it' if len(looked_for) == 1 else 'them'}{called}, so that transformers looks for "
-            "codes and makes up the weights; add that name",
+            "codes, and makes up the weights or does not load the model; add "
+            + ("that name" if len(looked_for) == 1 else "such names, or an expression for all"),
         )  # fmt: skip
     if otherwise:
         first = there.names[otherwise[0]]
