@@ -145,7 +145,7 @@ def skips(entry: str, name: str) -> bool | None:
 
     Source: transformers 5.23, quantizers_utils.should_convert_module.
     """
-    if name.endswith(entry) or name == entry or name.startswith(entry + "."):
+    if name.endswith(entry) or name.startswith(entry + "."):
         return True
     if entry.replace(".", "").replace("_", "").isalnum():
         return False

@@ -36,6 +36,7 @@ from qtool.recipe.recipe import load
 from qtool.scheme import Scheme
 from qtool.streaming.meta_model import meta_model
 from qtool.verification.engine_modules import class_modules
+from qtool.verification.engine_view import view_of
 from qtool.verification.finding import Finding
 from qtool.verification.run import verify_artifact
 
@@ -257,7 +258,7 @@ def test_a_model_that_transformers_does_not_know(tmp_path: Path) -> None:
     config["quantization_config"]["ignore"] = ["vision_tower"]
     (out / "config.json").write_text(json.dumps(config))
     artifact = Artifact.open(out)
-    assert class_modules(artifact.checkpoint, [], "compressed-tensors") is None
+    assert class_modules(artifact.checkpoint, view_of(artifact)) is None
     assert "language_model.lm_head" in {f.name for f in errors_of(out)}
 
 
@@ -353,7 +354,7 @@ def test_nothing_is_fetched_to_build_a_class(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="not fetched"):
         meta_model(Checkpoint.open(source))
     assert before == constants.HF_HUB_OFFLINE
-    assert class_modules(Checkpoint.open(source), [], "") is None
+    assert class_modules(Checkpoint.open(source), view_of(Artifact.open(source))) is None
 
 
 def test_more_experts_than_any_model_has(tmp_path: Path) -> None:

@@ -136,12 +136,12 @@ def _planned(
     if asked.engine is None:
         return plan, []
     from qtool.runs.planned_view import expected, planned_view
-    from qtool.verification.engine_modules import asked_of, class_modules, method_of
+    from qtool.verification.engine_modules import class_modules
     from qtool.verification.engine_rules import view_findings
 
     view, modules = planned_view(plan, opened.config, expected(plan, opened.config)), None
     if asked.engine == "transformers":
-        modules = class_modules(opened, asked_of(view), method_of(view))
+        modules = class_modules(opened, view)
     return plan, view_findings(view, asked.engine, asked.tp, modules)
 
 

@@ -65,6 +65,11 @@ def _check_counts(config: Mapping[str, Any], where: Path, tensors: int) -> None:
             )
 
 
+def _short(error: Exception) -> str:
+    """What another library says, in one line."""
+    return " ".join(str(error).split())[:200]
+
+
 @without_the_hub()
 def meta_model(checkpoint: Weights) -> Any:
     """The model class of config.json, built by transformers without memory for its weights."""
@@ -125,22 +130,19 @@ def meta_model(checkpoint: Weights) -> Any:
                 experts_implementation="eager",
             )
     except ImportError as error:
-        said = " ".join(str(error).split())[:200]
         raise UnsupportedError(
             f"{where / 'config.json'}: transformers builds {kind!r} with a library that is not "
-            f"installed: {said}"
+            f"installed: {_short(error)}"
         ) from error
     except OSError as error:
-        said = " ".join(str(error).split())[:200]
         raise UnsupportedError(
             f"{where / 'config.json'}: transformers builds {kind!r} with what is not there, and "
-            f"not fetched: {said}"
+            f"not fetched: {_short(error)}"
         ) from error
     except REFUSALS as error:
-        said = " ".join(str(error).split())[:200]
         raise SourceError(
             f"{where / 'config.json'}: transformers cannot build the {kind!r} that it describes "
-            f"({type(error).__name__}: {said}); compare it with the published one"
+            f"({type(error).__name__}: {_short(error)}); compare it with the published one"
         ) from error
     return model.eval()
 

@@ -33,6 +33,7 @@ _LOADED = {
     "fp8": "on GPUs of compute capability 8.9 and later; elsewhere it is turned into bfloat16",
     "bitsandbytes": "through the package bitsandbytes",
 }
+EXPERTS = "engine-experts"
 _INSTEAD = {
     "gptq": "serve it with vLLM or SGLang, or load it with GPTQModel itself",
     "awq": "serve it with vLLM or SGLang, or load it with GPTQModel itself",
@@ -77,7 +78,7 @@ def transformers_findings(view: EngineView) -> Iterator[Finding]:
     experts = [layer.module for layer in view.quantized if layer.expert]
     if experts and (instead := instead_for_experts(view.format, view.config)) is not None:
         yield Finding(
-            "error", "engine-experts", experts[0],
+            "error", EXPERTS, experts[0],
             f"transformers 5 has the experts of a block in one parameter, in which codes of "
             f"{view.format} have no place ({some(experts)}); {instead}",
         )  # fmt: skip

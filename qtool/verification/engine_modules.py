@@ -8,7 +8,7 @@ Source: transformers 5.23 (quantizers_utils.should_convert_module), compressed-t
 (quantization/lifecycle/apply, utils/match).
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,13 +20,13 @@ from qtool.formats.compressed_tensors_config import named
 from qtool.formats.facts import names_of
 from qtool.formats.patterns import any_of
 from qtool.streaming.weights import Weights
-from qtool.verification.engine_local import instead_for_experts
+from qtool.verification.engine_local import EXPERTS, instead_for_experts
 from qtool.verification.engine_targets import group_of, weight_arguments
 from qtool.verification.engine_view import EngineView, Stored
 from qtool.verification.engine_view import some as shown
 from qtool.verification.finding import Finding
 
-CHECK, EXPERTS = "engine-skip-list", "engine-experts"
+CHECK = "engine-skip-list"
 COMPARED = ("compressed-tensors", "bitsandbytes")
 
 
@@ -41,10 +41,10 @@ class ClassModules:
     kept: tuple[str, ...] = ()  # what it leaves so in any case
 
 
-def class_modules(checkpoint: Weights, modules: Iterable[str], method: str) -> ClassModules | None:
+def class_modules(checkpoint: Weights, view: EngineView) -> ClassModules | None:
     """None where transformers is not there, or has no such class. Builds it without weights.
 
-    method: the config's quant_method, for which experts of some classes are taken apart.
+    checkpoint: what config.json lies with. view: of the artifact that there is, or will be.
     """
     try:
         from torch import nn
@@ -54,14 +54,16 @@ def class_modules(checkpoint: Weights, modules: Iterable[str], method: str) -> C
         from qtool.streaming.meta_model import meta_model
         from qtool.streaming.towers import part_with_text
 
+        method = str(view.quantization.get("quant_method") or "")
         model = _for(method, meta_model(checkpoint))
         within = part_with_text(checkpoint.config)
         conversions = Conversions.of(model, within)
     except (ImportError, QtoolError):  # or an early version of transformers
         return None
     state = model.state_dict()
+    dense = {n.removesuffix(".weight") for n in view.names if n.endswith(".weight")}
     names = {}
-    for module in modules:
+    for module in sorted(dense | {layer.module for layer in view.quantized}):
         weight = f"{module}.weight"
         target, _ = conversions.target(weight, state)
         if target not in state and weight in state:
@@ -77,7 +79,7 @@ def class_modules(checkpoint: Weights, modules: Iterable[str], method: str) -> C
 
 
 def _for(method: str, model: Any) -> Any:
-    """The class as it is loaded into."""
+    """The class as it is loaded into: of some a quant_method has experts taken apart."""
     import torch
     from transformers.quantizers import base
 
@@ -90,17 +92,6 @@ def _for(method: str, model: Any) -> Any:
                 made = patch["module_name"](model.config.get_text_config())
             setattr(model.get_submodule(parent), last, made)
     return model
-
-
-def asked_of(view: EngineView) -> list[str]:
-    """The modules that class_modules is to be asked for."""
-    dense = {n.removesuffix(".weight") for n in view.names if n.endswith(".weight")}
-    return sorted(dense | {layer.module for layer in view.quantized})
-
-
-def method_of(view: EngineView) -> str:
-    """The config's quant_method; "" of a model that is not quantized."""
-    return str(view.quantization.get("quant_method") or "")
 
 
 def module_findings(view: EngineView, there: ClassModules) -> Iterator[Finding]:

@@ -31,9 +31,7 @@ from qtool.verification.engine_mlx import mlx_findings
 from qtool.verification.engine_modules import (
     COMPARED,
     ClassModules,
-    asked_of,
     class_modules,
-    method_of,
     module_findings,
 )
 from qtool.verification.engine_skips import skip_findings
@@ -73,7 +71,7 @@ def engine_findings(artifact: Artifact | GgufSource, engine: str, tp: int) -> li
     view = view_of(artifact)
     modules = None
     if engine == "transformers":
-        modules = class_modules(artifact.checkpoint, asked_of(view), method_of(view))
+        modules = class_modules(artifact.checkpoint, view)
     found = view_findings(view, engine, tp, modules)
     return [finding for finding in found if finding.check != "engine-fused"]
 
