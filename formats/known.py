@@ -14,16 +14,18 @@ from qtool.formats import (
     gptq,
     mlx,
     modelopt,
+    mxfp4,
     qserve,
 )
 from qtool.formats.facts import ArtifactScheme
 
-_MODULES = (awq, gptq, compressed_tensors, fp8, modelopt, bitsandbytes, qserve, mlx, dense)
+_MODULES = (
+    awq, gptq, compressed_tensors, fp8, modelopt, bitsandbytes, qserve, mlx, mxfp4, dense,
+)  # fmt: skip
 FORMATS: dict[str, ModuleType] = {module.NAME: module for module in _MODULES}
 
 # Recognised by name, not decoded by this version.
 _NAMED = {
-    "mxfp4": "mxfp4",
     "hqq": "hqq",
     "quanto": "quanto",
     "torchao": "torchao",

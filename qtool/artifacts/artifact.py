@@ -14,7 +14,15 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qtool.artifacts.entry import AUXILIARY, STACK, Entry, small_floats, undecoded, unpacked
+from qtool.artifacts.entry import (
+    AUXILIARY,
+    STACK,
+    Entry,
+    small_floats,
+    stacked,
+    undecoded,
+    unpacked,
+)
 from qtool.artifacts.stored_config import guessed, quantization_config
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import FormatError, SourceError, UnsupportedError
@@ -25,6 +33,7 @@ from qtool.formats import (
     mlx,
     mlx_experts,
     mlx_fused,
+    mxfp4,
     mxfp4_experts,
 )
 from qtool.formats import safetensors_file as st
@@ -110,7 +119,13 @@ class Artifact:
         found: list[Entry] = []
         for name, info in tensors.items():
             module = self._module(name, info)
-            if module is not None:
+            if (
+                stack := None
+                if self.found.format == "dense"
+                else mxfp4_experts.stack_of(name, tensors)
+            ):
+                entry = stacked(self.checkpoint, name, *stack)
+            elif module is not None:
                 entry = self._packed(module, name)
             elif not self.decoded and self.found.format != "dense":
                 entry = undecoded(self.checkpoint, self.found, name)
@@ -243,12 +258,26 @@ class Artifact:
             yield name, value.dequantize() if isinstance(value, GroupQuant) else value
 
 
+def one_by_one(artifact: Artifact) -> Artifact:
+    """The artifact with experts that lie in one tensor in MXFP4 as matrices of codes; any other as
+    it is."""
+    if artifact.found.format != mxfp4.NAME:
+        return artifact
+    parts = mxfp4.apart(artifact.checkpoint.tensors)
+    return replace(artifact, checkpoint=_in_parts(artifact.checkpoint, parts))
+
+
 def experts_apart(checkpoint: Checkpoint) -> Checkpoint:
     """MLX's stacks of experts as a tensor for each expert, and its convolutions turned; any other
     checkpoint as it is."""
     parts = mlx_experts.apart(checkpoint.tensors, str(checkpoint.config.get("model_type")))
     if all(info is checkpoint.tensors.get(name) for name, (_, info) in parts.items()):
         return checkpoint
+    return _in_parts(checkpoint, parts)
+
+
+def _in_parts(checkpoint: Checkpoint, parts: Mapping[str, tuple[str, TensorInfo]]) -> Checkpoint:
+    """A checkpoint of these tensors, each a part of the stored one that is named with it."""
     return replace(
         checkpoint,
         tensors={name: info for name, (_, info) in parts.items()},

@@ -11,8 +11,9 @@ headers differs from a checkpoint with experts apart. Others keep the transpose,
 Granite has other names for the same, `block_sparse_moe.input_linear` and `output_linear`.
 
 The names are those under which Qwen3-MoE's checkpoints keep experts, and engines ask for quantized
-ones (artifacts of llm-compressor). Layers with biases interleave gate and up (gpt-oss): these, and
-any other shapes, stay as they are.
+ones (artifacts of llm-compressor). Layers with biases interleave gate and up (gpt-oss): these can
+be seen as two matrices an expert, `...experts.3.gate_up_proj.weight` and `down_proj.weight`, which
+engines have in its own format alone. Any other shapes stay as they are.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -30,6 +31,7 @@ from qtool.formats.safetensors_file import FLOAT_DTYPES, TensorInfo
 
 GATE_UP, DOWN = "gate_up_proj", "down_proj"
 PARTS = {GATE_UP: ("gate_proj", "up_proj"), DOWN: (DOWN,)}
+WHOLE = {GATE_UP: (GATE_UP,), DOWN: (DOWN,)}  # where gate and up are interleaved
 _GRANITE, _GRANITES = ".block_sparse_moe", ("input_linear", "output_linear")
 _PAIRS = ((GATE_UP, DOWN), _GRANITES)
 _BAND_BYTES = 1 << 22  # of a transposed matrix, read at once
@@ -43,6 +45,7 @@ class Fused:
     gate_up: TensorInfo
     down: TensorInfo
     transposed: bool  # [experts, in, out]
+    interleaved: bool = False  # rows of gate and up take turns
 
 
 @dataclass(frozen=True)
@@ -83,8 +86,8 @@ def layout_of(gate_up: tuple[int, ...], down: tuple[int, ...]) -> str | None:
     return "transposed" if gate_up[1:] == (down[2], 2 * down[1]) else None
 
 
-def fused_layers(tensors: Mapping[str, TensorInfo]) -> Iterator[Fused]:
-    """The layers whose experts can be seen apart."""
+def fused_layers(tensors: Mapping[str, TensorInfo], interleaved: bool = False) -> Iterator[Fused]:
+    """The layers whose experts can be seen apart; or those with gate and up interleaved."""
     for name, gate_up in tensors.items():
         stem = name.removesuffix(".weight")
         layer, kind = stack_of(stem) or ("", "")
@@ -93,11 +96,12 @@ def fused_layers(tensors: Mapping[str, TensorInfo]) -> Iterator[Fused]:
         before, _, last = stem.rpartition(".")
         other = next(down for up, down in _PAIRS if up == last)
         down = tensors.get(f"{before}.{other}{name[len(stem) :]}")
-        if down is None or f"{stem}_bias" in tensors:
+        if down is None or (f"{stem}_bias" in tensors) != interleaved:
             continue
         layout = layout_of(gate_up.shape, down.shape)
-        if layout is not None and {gate_up.dtype, down.dtype} <= set(FLOAT_DTYPES):
-            yield Fused(layer, gate_up, down, layout == "transposed")
+        known = layout == "transposed" or (layout is not None and not interleaved)
+        if known and {gate_up.dtype, down.dtype} <= set(FLOAT_DTYPES):
+            yield Fused(layer, gate_up, down, layout == "transposed", interleaved)
 
 
 @dataclass(frozen=True)
@@ -137,11 +141,16 @@ class Apart(Checkpoint):
         return self._stretch_of_part(name, start, stop)
 
 
-def apart(checkpoint: Checkpoint, wanted: Callable[[str], bool] = lambda layer: True) -> Checkpoint:
-    """The checkpoint with a matrix an expert, in layers that are wanted, by `...experts`."""
+def apart(
+    checkpoint: Checkpoint,
+    wanted: Callable[[str], bool] = lambda layer: True,
+    interleaved: bool = False,
+) -> Checkpoint:
+    """The checkpoint with a matrix an expert, in layers that are wanted, by `...experts`.
+    interleaved: see fused_layers."""
     split = {
         info.name: fused
-        for fused in fused_layers(checkpoint.tensors)
+        for fused in fused_layers(checkpoint.tensors, interleaved)
         if wanted(fused.layer)
         for info in (fused.gate_up, fused.down)
     }
@@ -167,14 +176,15 @@ def apart(checkpoint: Checkpoint, wanted: Callable[[str], bool] = lambda layer: 
 def apart_as(checkpoint: Checkpoint, names: Iterable[str]) -> Checkpoint:
     """The checkpoint with experts apart in those layers of which `names` has single ones."""
     layers = {found[0] for name in names if (found := experts_of(name))}
-    return apart(checkpoint, layers.__contains__)
+    view = apart(checkpoint, layers.__contains__)
+    return apart(checkpoint, layers.__contains__, True) if view is checkpoint else view
 
 
 def _pieces(fused: Fused, info: TensorInfo) -> list[tuple[TensorInfo, Columns | None]]:
     """The matrices in a fused tensor, in the order of its bytes, or of its columns."""
     experts, rows, columns = info.shape
     _, kind = stack_of(info.name.removesuffix(".weight")) or ("", "")
-    parts = PARTS[kind]
+    parts = (WHOLE if fused.interleaved else PARTS)[kind]
     if fused.transposed:
         rows, columns = columns, rows
     rows //= len(parts)

@@ -17,7 +17,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Protocol
 
 from qtool.checkpoints.conversions import Conversions
-from qtool.checkpoints.fused_experts import DOWN, GATE_UP, PARTS, layout_of
+from qtool.checkpoints.fused_experts import DOWN, GATE_UP, PARTS, WHOLE, layout_of
 from qtool.checkpoints.layer_names import experts_of
 from qtool.errors import RTN_CAN, SourceError, UnsupportedError
 
@@ -171,11 +171,12 @@ def _experts(
         layout = layout_of(*shapes.values()) if len(shapes) == 2 else None
         if layout is None:
             continue
+        parts = WHOLE if f"{layer}.0.{GATE_UP}.weight" in tensors else PARTS
         for kind, target in zip(targets, shapes, strict=True):
             turned = layout == "transposed"
             of_parameter[target] = tuple(
                 _expert(f"{layer}.{expert}.{part}.weight", target, index, turned, tensors)
-                for expert, part, index in _slices(shapes[target], PARTS[kind], turned)
+                for expert, part, index in _slices(shapes[target], parts[kind], turned)
             )
     return of_parameter
 

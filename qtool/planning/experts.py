@@ -6,6 +6,7 @@ from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.checkpoints.fused_experts import apart
 from qtool.checkpoints.layer_names import experts_of
 from qtool.checkpoints.padding import padded
+from qtool.formats import mxfp4
 from qtool.planning.fit import Action, fit, override, recipe_scheme
 from qtool.recipe.recipe import Recipe
 from qtool.scheme import Dense, Scheme
@@ -16,7 +17,8 @@ def as_quantized(recipe: Recipe, checkpoint: Checkpoint) -> Checkpoint:
 
     Layers that stay dense stay fused, as engines know them from the source.
     """
-    view = apart(checkpoint)
+    interleaved = recipe.format == mxfp4.NAME
+    view = apart(checkpoint, interleaved=interleaved)
     if view is checkpoint or recipe.rounding == "none":
         return padded(checkpoint, recipe.pad_intermediate)
     view = padded(view, recipe.pad_intermediate)
@@ -32,4 +34,5 @@ def as_quantized(recipe: Recipe, checkpoint: Checkpoint) -> Checkpoint:
     fit(recipe, tensors, actions)
     found = (experts_of(name) for name, action in actions.items() if isinstance(action, Scheme))
     layers = {layer for layer, _ in filter(None, found)}
-    return padded(apart(checkpoint, layers.__contains__), recipe.pad_intermediate)
+    view = apart(checkpoint, layers.__contains__, interleaved)
+    return padded(view, recipe.pad_intermediate)

@@ -6,6 +6,7 @@ from typing import Any
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.checkpoints.structure import expert_of
 from qtool.errors import UnsupportedError
+from qtool.formats import mxfp4
 from qtool.formats.mlx_experts import STACKED, stack_of
 from qtool.formats.mlx_models import refused, takes_experts
 from qtool.formats.safetensors_writer import StackOf
@@ -17,6 +18,8 @@ from qtool.scheme import Dense, Scheme
 
 def stacks(format_: str, config: Mapping[str, Any]) -> StackOf | None:
     """How a format stores experts together, where it does."""
+    if format_ == mxfp4.NAME:
+        return mxfp4.stack_of
     return stack_of if format_ == "mlx" and config.get("model_type") in STACKED else None
 
 

@@ -27,6 +27,7 @@ from qtool.planning import (
     estimate,
     heads,
     mlx,
+    mxfp4,
     notes,
     shapes,
     unmatched,
@@ -177,6 +178,7 @@ def make_plan(
     said: list[str] = []
     source = checkpoint
     beside.refuse_adapter(checkpoint)
+    mxfp4.refuse_others(recipe, checkpoint)
     if recipe.rotates:
         checkpoint, said = _rotated(recipe, checkpoint)
     tensors = checkpoint.tensors
@@ -200,6 +202,7 @@ def make_plan(
     unmatched.refuse(recipe, actions)
     kind = str(checkpoint.config.get("model_type") or "")
     mlx.leave(recipe, kind, actions)
+    mxfp4.leave(recipe, actions)
     heads.quantize_outside(recipe, actions, kind, heads.says_tied(checkpoint.config))
     warnings += override(recipe, actions)
     no_place: Action = Dense("unknown to the model class")
@@ -237,6 +240,7 @@ def make_plan(
     )
     unseen.refuse(recipe, checkpoint, planned)
     mlx.refuse(recipe, checkpoint, planned)
+    mxfp4.refuse(recipe, checkpoint, planned)
     layout = plan_shards(
         [spec for tensor in planned for spec in tensor.outputs],
         max_shard_bytes,

@@ -129,11 +129,14 @@ def _check_numbers(recipe: "Recipe", weights: Weights) -> None:
         return
     if recipe.format == "mlx":
         _check_mlx(recipe, weights)
+    if recipe.format == "mxfp4":
+        _check_mxfp4(recipe, weights)
     if recipe.format == "fp8" and weights.type != "fp8":
         raise conflict("format", f"fp8 stores weights of type fp8, not {weights.type}")
     if weights.type != "int":
         other = "fp8" if weights.type == "fp8" else "mlx"
-        if recipe.format not in ("compressed-tensors", other):
+        own = recipe.format == weights.type == "mxfp4"
+        if recipe.format not in ("compressed-tensors", other) and not own:
             has = "no fp8" if recipe.format == "mlx" else "whole numbers"
             raise conflict(
                 "format",
@@ -213,6 +216,18 @@ def _check_mlx(recipe: "Recipe", weights: Weights) -> None:
             raise conflict("weights.bits", f"mlx holds 2, 3, 4, 5, 6 or 8 bits, not {bits}")
         if size not in mlx.GROUPS:
             raise conflict("weights.group_size", f"mlx has groups of 32, 64 or 128, not of {size}")
+
+
+def _check_mxfp4(recipe: "Recipe", weights: Weights) -> None:
+    """gpt-oss's own format: experts with biases, whose gate and up take turns."""
+    if weights.type != "mxfp4":
+        raise conflict("format", f"mxfp4 stores weights of type mxfp4, not {weights.type}")
+    if recipe.method not in (("rtn",), ("gptq",)):
+        raise conflict("method", "format mxfp4 goes with `method: rtn` or `method: gptq`")
+    if recipe.transforms:
+        raise conflict("transforms", "gpt-oss's experts take none in format mxfp4: leave it out")
+    if recipe.pad_intermediate:
+        raise conflict("pad_intermediate", "format mxfp4 keeps gpt-oss's widths: leave it out")
 
 
 def _check_qserve(recipe: "Recipe", weights: Weights) -> None:

@@ -59,7 +59,15 @@ class Recipe(NamedTable):
 
     method: tuple[str, ...]
     format: Literal[
-        "awq", "gptq", "compressed-tensors", "fp8", "bitsandbytes", "qserve", "mlx", "dense"
+        "awq",
+        "gptq",
+        "compressed-tensors",
+        "fp8",
+        "bitsandbytes",
+        "qserve",
+        "mlx",
+        "mxfp4",
+        "dense",
     ]
     weights: Weights | None = None
     transforms: tuple[str, ...] = ()

@@ -125,6 +125,7 @@ _PACKAGES = {
     "awq": "gptqmodel and accelerate", "gptq": "gptqmodel, optimum and accelerate",
     "compressed-tensors": "compressed-tensors and accelerate",
     "bitsandbytes": "bitsandbytes and accelerate", "auto-round": "auto-round and accelerate",
+    "mxfp4": "kernels and accelerate",
 }  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from qtool.artifacts.artifact import Artifact
+from qtool.artifacts.artifact import Artifact, one_by_one
 from qtool.errors import FormatError
 from qtool.planning.plan import Plan
 from qtool.planning.planned import Planned
@@ -37,7 +37,7 @@ def verify(folder: Path, plan: Plan, checksums: Mapping[str, int]) -> Report:
 
     checksums: the CRC-32 of every stored tensor, as `StreamWriter.checksums` has it.
     """
-    artifact = Artifact.open(folder)
+    artifact = one_by_one(Artifact.open(folder))
     if artifact.found.format != plan.format:
         raise FormatError(
             f"{folder}: its config says format {artifact.found.format}; planned was {plan.format}"

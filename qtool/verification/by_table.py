@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from qtool.checkpoints.decoder_names import name_alone, sees
-from qtool.checkpoints.fused_experts import PARTS, stack_of
+from qtool.checkpoints.fused_experts import PARTS, WHOLE, stack_of
 from qtool.checkpoints.layer_names import is_head
 from qtool.checkpoints.structure import is_turn
 from qtool.errors import QtoolError
@@ -199,10 +199,11 @@ def _found(
     if stack is not None and (not _apart(module) or _EXPERTS not in module.name):
         # Experts that a checkpoint keeps fused, one by one (checkpoints.fused_experts).
         layer, kind = stack
-        each = ([f"{layer}.{i}.{part}.weight" for part in PARTS[kind]] for i in itertools.count())
-        there = itertools.takewhile(lambda some: set(some) <= names.keys(), each)
-        if found := list(itertools.chain.from_iterable(there)):
-            return found
+        for own in (PARTS[kind], WHOLE[kind]):
+            each = ([f"{layer}.{i}.{part}.weight" for part in own] for i in itertools.count())
+            there = itertools.takewhile(lambda some: set(some) <= names.keys(), each)
+            if found := list(itertools.chain.from_iterable(there)):
+                return found
     if module.fused is not None:
         fused = module.fused[0].replace("{b}", str(block))
         return [n for n in (fused, fused + end) if n in names][:1]

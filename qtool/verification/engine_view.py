@@ -26,7 +26,7 @@ from qtool.checkpoints.structure import (
     text_config,
 )
 from qtool.errors import QtoolError, SourceError
-from qtool.formats import auto_round
+from qtool.formats import auto_round, mxfp4
 from qtool.formats.safetensors_header import TensorInfo
 from qtool.planning.planned import Planned
 from qtool.scheme import Dropped, Scheme
@@ -192,13 +192,19 @@ def view_of_plan(
 ) -> EngineView:
     """The view of what a plan will write."""
     dtypes = Counter(tensor.dtype for tensor in tensors)
+    layers = planned_layers(format_, tensors, quantization)
+    names = {spec.name for tensor in tensors for spec in tensor.outputs}
+    if format_ == mxfp4.NAME:  # experts lie in one tensor, of which nothing is known to be refused
+        layers = tuple(layer for layer in layers if not layer.expert)
+        stacks = ((name, mxfp4.stack_of(name)) for name in names)
+        names = {name if stack is None else stack[0] for name, stack in stacks}
     return EngineView(
         format_,
         layout,
         config,
         quantization,
-        planned_layers(format_, tensors, quantization),
-        frozenset(spec.name for tensor in tensors for spec in tensor.outputs),
+        layers,
+        frozenset(names),
         dtypes.most_common(1)[0][0] if dtypes else "",
     )
 

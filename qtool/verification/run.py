@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from qtool.artifacts.artifact import Artifact
+from qtool.artifacts.artifact import Artifact, one_by_one
 from qtool.artifacts.entry import Entry
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.checkpoints.decoder_names import alone_as
@@ -162,7 +162,7 @@ def _verdict(
 
             opened = stack.enter_context(open_weights(against))
             if isinstance(opened, Checkpoint):
-                here = artifact.checkpoint
+                here = one_by_one(artifact).checkpoint
                 opened = alone_as(opened, here.config, here.tensors)
                 opened = padded_as(apart_as(opened, here.tensors), here.config)
             source, said = as_rotated(artifact, opened)
@@ -171,7 +171,8 @@ def _verdict(
             if multiple and not isinstance(opened, Checkpoint):
                 source = opened = None
                 findings.append(Finding("note", "against", "", not_compared(multiple)))
-        subject = subject_of(path, artifact, source)
+        stacked = opened is not None and not isinstance(opened, Checkpoint)
+        subject = subject_of(path, artifact if stacked else one_by_one(artifact), source)
         checks.append("shapes")
         findings += [Finding("error", "shapes", n, why) for n, why in subject.broken.items()]
         for name, check in STRUCTURAL:

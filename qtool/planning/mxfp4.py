@@ -1,0 +1,48 @@
+"""gpt-oss's own format has MXFP4 of experts alone, and of all of them."""
+
+from collections.abc import Sequence
+
+from qtool.checkpoints.checkpoint import Checkpoint
+from qtool.checkpoints.structure import FUSED_EXPERTS, expert_of
+from qtool.errors import UnsupportedError
+from qtool.formats import mxfp4
+from qtool.planning.fit import Action
+from qtool.planning.planned import Planned
+from qtool.recipe.recipe import Recipe
+from qtool.scheme import Dense, Scheme
+
+_ALONE = "format mxfp4 has experts alone in 4 bits"
+
+
+def refuse_others(recipe: Recipe, checkpoint: Checkpoint) -> None:
+    """UnsupportedError for a model whose classes no engine has the format for."""
+    kind = str(checkpoint.config.get("model_type") or "")
+    if recipe.format == mxfp4.NAME and kind != mxfp4.MODEL:
+        raise UnsupportedError(
+            f"{checkpoint.path}: format mxfp4 is gpt-oss's own (model_type {mxfp4.MODEL}), which "
+            f"engines do not load of {kind or 'a model without model_type'}; recipe mxfp4 writes "
+            "MXFP4 as compressed-tensors, and mxfp4_moe as GGUF"
+        )
+
+
+def leave(recipe: Recipe, actions: dict[str, Action]) -> None:
+    """Make dense what is no expert's."""
+    if recipe.format != mxfp4.NAME:
+        return
+    for name, action in actions.items():
+        if isinstance(action, Scheme) and expert_of(name) is None:
+            actions[name] = Dense(_ALONE)
+
+
+def refuse(recipe: Recipe, checkpoint: Checkpoint, tensors: Sequence[Planned]) -> None:
+    """UnsupportedError where some experts stay dense: engines take all of them for codes."""
+    if recipe.format != mxfp4.NAME:
+        return
+    fused = [t for t in tensors if t.reason == FUSED_EXPERTS]
+    left = fused or [t for t in tensors if t.scheme is None and expert_of(t.name) is not None]
+    if left:
+        raise UnsupportedError(
+            f"{checkpoint.path}: {left[0].module} and {len(left) - 1} more would stay dense "
+            f"({left[0].reason}), and engines load gpt-oss with all of its experts in MXFP4 or "
+            "none: take back the override that leaves them out"
+        )
