@@ -54,10 +54,15 @@ def stack_of(name: str) -> tuple[str, int] | None:
 
 
 def apart(tensors: Mapping[str, TensorInfo]) -> dict[str, tuple[str, TensorInfo]]:
-    """Each tensor with the name of what it is stored in: stacks as two tensors an expert."""
+    """Each tensor with the name of what it is stored in: stacks as two tensors an expert. What is
+    damaged is no stack."""
     stacks: dict[str, tuple[str, int, str]] = {}
     for name in tensors:
-        if stack := stored_stack(name, tensors):
+        try:
+            stack = stored_stack(name, tensors)
+        except FormatError:
+            continue
+        if stack is not None:
             stem, (experts, _, _) = stack
             stacks |= {stem + end: (stem, experts, end) for end in (BLOCKS, SCALES)}
     out: dict[str, tuple[str, TensorInfo]] = {}

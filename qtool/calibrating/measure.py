@@ -18,7 +18,7 @@ from qtool.calibrating.stats import SiteStats
 from qtool.calibrating.stats import Weights as Counts
 from qtool.calibrating.stats_file import StatsFile, StatsWriter
 from qtool.checkpoints.checkpoint import Checkpoint
-from qtool.checkpoints.fused_experts import apart
+from qtool.checkpoints.fused_experts import all_apart, apart
 from qtool.checkpoints.structure import packed
 from qtool.errors import FormatError, SourceError, UnsupportedError
 from qtool.formats import safetensors_file as st
@@ -86,18 +86,19 @@ def opened(path: Path, imatrix: Path | None) -> Iterator[tuple[Weights, Importan
             yield weights, None if imatrix is None else ImportanceFile(imatrix, source)
     else:
         # Under the names that recipes quantize them by, whichever of them are.
-        checkpoint = apart(Checkpoint.open(path))
+        checkpoint = Checkpoint.open(path)
+        view = all_apart(checkpoint)
         from qtool.quality.weights import runnable
 
-        runs = runnable(checkpoint)
-        if runs is checkpoint and (codes := packed(checkpoint.tensors)) is not None:
+        runs = runnable(view)
+        if runs is view and (codes := packed(checkpoint.tensors)) is not None:
             raise SourceError(
                 f"{path}: this checkpoint is quantized ({codes}); measure the one that it was made "
                 "from or, where there is none, what `qtool convert MODEL --to hf` makes of it"
             )
         yield (
             runs,
-            None if imatrix is None else ImportanceFile(imatrix, hf_source(checkpoint)),
+            None if imatrix is None else ImportanceFile(imatrix, hf_source(apart(checkpoint))),
         )
 
 

@@ -173,11 +173,18 @@ def apart(
     )  # fmt: skip
 
 
+def all_apart(
+    checkpoint: Checkpoint, wanted: Callable[[str], bool] = lambda layer: True
+) -> Checkpoint:
+    """The same, whether gate and up are interleaved or not."""
+    view = apart(checkpoint, wanted)
+    return apart(checkpoint, wanted, interleaved=True) if view is checkpoint else view
+
+
 def apart_as(checkpoint: Checkpoint, names: Iterable[str]) -> Checkpoint:
     """The checkpoint with experts apart in those layers of which `names` has single ones."""
     layers = {found[0] for name in names if (found := experts_of(name))}
-    view = apart(checkpoint, layers.__contains__)
-    return apart(checkpoint, layers.__contains__, True) if view is checkpoint else view
+    return all_apart(checkpoint, layers.__contains__)
 
 
 def _pieces(fused: Fused, info: TensorInfo) -> list[tuple[TensorInfo, Columns | None]]:

@@ -9,6 +9,7 @@ llama-imatrix puts the BOS token at the place of each chunk's first one where th
 one, and so does `begin_with_bos`.
 """
 
+import itertools
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -102,7 +103,7 @@ def matrices_reading(
 
     sites: by checkpoint tensor, then by the expert's number, or -1.
     """
-    found = [sites.get(name, {}) for name in tensor.origin]
+    found = [sites.get(name) or _of_each(name, sites) for name in tensor.origin]
     if not all(found):
         return []
     seen = [experts[number] for experts in found for number in sorted(experts)]
@@ -115,6 +116,14 @@ def matrices_reading(
         seen = [] if tensor.cut.turned else seen * matrices
     fits = all(width_of(one) == tensor.in_features for one in seen)
     return seen if fits and len(seen) == matrices else []
+
+
+def _of_each(stack: str, sites: Mapping[str, Mapping[int, Read]]) -> dict[int, Read]:
+    """What is read by the experts in one tensor, where they were measured one by one."""
+    layer, _, kind = stack.rpartition(".")
+    each = (sites.get(f"{layer}.{number}.{kind}.weight") for number in itertools.count())
+    there = itertools.takewhile(lambda one: one is not None, each)
+    return {n: read for n, one in enumerate(there) if one and (read := one.get(n)) is not None}
 
 
 @dataclass

@@ -15,7 +15,7 @@ from typing import Any
 
 from qtool.calibrating.stats_file import StatsFile
 from qtool.checkpoints.checkpoint import Checkpoint, hash_file
-from qtool.checkpoints.fused_experts import apart
+from qtool.checkpoints.fused_experts import all_apart
 from qtool.errors import QtoolError, UnsupportedError
 from qtool.gguf.imatrix import read_importance
 from qtool.gguf.open import is_gguf
@@ -215,7 +215,7 @@ def statistics_bytes(checkpoint: Checkpoint, needs: frozenset[str]) -> int:
 
 def _check_space(stats: Path, source: Path, needs: frozenset[str]) -> None:
     out = stats.parents[2]
-    wanted, free = statistics_bytes(apart(Checkpoint.open(source)), needs), free_bytes(stats)
+    wanted, free = statistics_bytes(all_apart(Checkpoint.open(source)), needs), free_bytes(stats)
     if free < wanted:
         raise UnsupportedError(
             f"{out}: the statistics that these recipes share need {wanted:,} bytes, and its disk "

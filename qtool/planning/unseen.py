@@ -14,6 +14,7 @@ from qtool.checkpoints import structure
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.checkpoints.fused_experts import fused_layers
 from qtool.errors import UnsupportedError
+from qtool.formats import mxfp4
 from qtool.planning.planned import Planned
 from qtool.recipe.recipe import Recipe
 from qtool.scheme import Dropped
@@ -48,7 +49,7 @@ def refuse(recipe: Recipe, checkpoint: Checkpoint, tensors: Sequence[Planned]) -
         raise UnsupportedError(
             f"{checkpoint.path}: recipe {recipe.name} would leave {share:.0%} of the decoder "
             f"blocks' weights dense without saying so ({what}); where that is meant, say it: "
-            f"{overriding(entries, bool(recipe.overrides))}{_or_gguf(checkpoint)}"
+            f"{overriding(entries, bool(recipe.overrides))}{_or_others(checkpoint)}"
         )
 
 
@@ -124,9 +125,13 @@ def _patterns(names: Iterable[str], quantized: Collection[str]) -> list[str]:
     return [*found]
 
 
-def _or_gguf(checkpoint: Checkpoint) -> str:
-    """That GGUF recipes take the model, where its class is one of theirs."""
+def _or_others(checkpoint: Checkpoint) -> str:
+    """The recipes that take the model: gpt-oss's own, and of GGUF where its class is one of
+    theirs."""
     from qtool.gguf.architectures import TABLE, class_named
 
     known = class_named(checkpoint.config) in TABLE
-    return ", or take a GGUF recipe such as q4_k_m, which quantizes them" if known else ""
+    own = checkpoint.config.get("model_type") == mxfp4.MODEL
+    recipes = ["mxfp4-gpt-oss, which stores them in its own format"] if own else []
+    recipes += ["a GGUF recipe such as q4_k_m, which quantizes them"] if known else []
+    return "".join(f", or take {recipe}" for recipe in recipes)

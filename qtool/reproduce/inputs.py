@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from qtool.checkpoints.checkpoint import Checkpoint
-from qtool.checkpoints.fused_experts import apart
+from qtool.checkpoints.fused_experts import all_apart
 from qtool.errors import SourceError, UnsupportedError
 from qtool.gguf.open import is_gguf
 from qtool.recipe.file import said_of
@@ -132,7 +132,8 @@ def measure(
 
     needs = VECTORS | recipe_needs(recipe)
     settings = _settings(record, calibration)
-    calibrate(apart(Checkpoint.open(folder)), out, settings, needs, threads, Progress(quiet=True))
+    view = all_apart(Checkpoint.open(folder))
+    calibrate(view, out, settings, needs, threads, Progress(quiet=True))
 
 
 def importance(
