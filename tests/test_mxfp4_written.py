@@ -202,6 +202,32 @@ def test_the_same_in_many_files_and_by_parts(plain: Path, written: Path, tmp_pat
     assert wrong(run.out) == []
 
 
+def test_dying_between_blocks(
+    plain: Path, written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A block's parts of stacks are taken over as they lie in the files."""
+    from qtool.runs.journal import Journal
+
+    class Died(BaseException):
+        pass
+
+    commit, done = Journal.commit, []
+
+    def counted(journal: Journal, name: str, **content: object) -> None:
+        if name == "block 1":
+            raise Died
+        commit(journal, name, **content)
+        done.append(name)
+
+    with monkeypatch.context() as patched, pytest.raises(Died):
+        patched.setattr(Journal, "commit", counted)
+        quantizing.quantize(plain, RTN, tmp_path / "out")
+    assert "block 0" in done and not (tmp_path / "out").exists()
+    again = quantizing.quantize(plain, RTN, tmp_path / "out")
+    assert not any(".layers.0." in name for name in again.quants) and again.quants
+    assert quantizing.files(again.out) == quantizing.files(written)
+
+
 def test_from_a_gguf_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Experts that lie there in MXFP4 come back as they were."""
     from qtool.gguf import convert as gguf_convert

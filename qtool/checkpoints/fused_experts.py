@@ -13,7 +13,7 @@ Granite has other names for the same, `block_sparse_moe.input_linear` and `outpu
 The names are those under which Qwen3-MoE's checkpoints keep experts, and engines ask for quantized
 ones (artifacts of llm-compressor). Layers with biases interleave gate and up (gpt-oss): these can
 be seen as two matrices an expert, `...experts.3.gate_up_proj.weight` and `down_proj.weight`, which
-engines have in its own format alone. Any other shapes stay as they are.
+its own format is made of. Any other shapes stay as they are.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
