@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from gpt_oss import source_for
 
 import qtool
 from qtool.gguf.quantize import run_gguf
@@ -24,15 +25,15 @@ from qtool.runs.summary import Summary
 SETS = ("calibration.samples=9", "calibration.length=500")
 
 
-def made(name: str, out: Path, threads: int) -> Summary:
+def made(name: str, out: Path, threads: int, source: Path) -> Summary:
     loaded = load(name)
     if loaded.calibrates:
         loaded = load(name, SETS)
     progress = Progress(quiet=True)
     if isinstance(loaded, Recipe):
-        request = Request("tiny", tiny_folder(), loaded, out, None, threads, 1 << 30)
+        request = Request("tiny", source, loaded, out, None, threads, 1 << 30)
         return run(request, progress)
-    return run_gguf(GgufRequest("tiny", tiny_folder(), loaded, out, threads), progress)
+    return run_gguf(GgufRequest("tiny", source, loaded, out, threads), progress)
 
 
 def digest(out: Path) -> str:
@@ -49,12 +50,12 @@ def digest(out: Path) -> str:
 @pytest.mark.parametrize("name", sorted(shipped()))
 def test_threads_change_no_byte(name: str, tmp_path: Path) -> None:
     """Neither ours nor those that torch has for itself."""
-    before = torch.get_num_threads()
+    before, source = torch.get_num_threads(), source_for(name, tiny_folder(), tmp_path / "model")
     found: dict[int, str] = {}
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            summary = made(name, tmp_path / str(threads), threads)
+            summary = made(name, tmp_path / str(threads), threads, source)
             found[threads] = digest(tmp_path / str(threads))
     finally:
         torch.set_num_threads(before)

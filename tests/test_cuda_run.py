@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import arch_models
+import gpt_oss
 import numpy as np
 import pytest
 import quantizing
@@ -204,7 +205,7 @@ ALIKE = ("w8-rtn", "w3g128-rtn", "w4g64-rtn", "w8g64-mlx-rtn", "w8a16-ct", "mxfp
 def test_every_recipe_without_calibration_is_the_same_file(
     recipe: str, models: Path, tmp_path: Path, device: Device
 ) -> None:
-    source = blocks(models, 1)
+    source = gpt_oss.source_for(recipe, blocks(models, 1), tmp_path / "model")
     here, there = (
         made(recipe, tmp_path / str(where is None), where, source=source)
         for where in (None, device)

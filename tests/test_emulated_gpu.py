@@ -6,6 +6,7 @@ from typing import Any
 
 import arch_models
 import gguf_from_hf
+import gpt_oss
 import pytest
 import quantizing
 from cuda_emulation import emulator
@@ -79,7 +80,9 @@ def test_architectures(name: str, cuda: Cuda, gpu: Device, tmp_path: Path) -> No
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_recipes(recipe: str, cuda: Cuda, gpu: Device, tmp_path: Path) -> None:
     text, out = quantizing.text_file(tmp_path / "text.txt"), tmp_path / "out"
-    source = "tiny" if recipe == "fp8-block" else checkpoint(tmp_path, "llama").path
+    source: str | Path = "tiny"
+    if recipe != "fp8-block":
+        source = gpt_oss.source_for(recipe, checkpoint(tmp_path, "llama").path, tmp_path / "model")
     given = changes(recipe, text)
     qtool.quantize(source, recipe, out, changes=given, threads=2, device="cuda")
     used(out, text)

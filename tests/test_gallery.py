@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from gallery import engines, floats, folders, gguf, packed, parents
 from gallery.case import Broken
+from gpt_oss import source_for
 from verifying import but_digests, forget_digests
 
 from qtool.hub import resolve
@@ -97,7 +98,7 @@ def test_the_healthy_pass(name: str, parent: Parent) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(shipped()))
 def test_every_recipe_passes_with_its_engine(name: str, tmp_path: Path) -> None:
-    """Of the model that qtool ships; vLLM takes GPTQ of 4 and 8 symmetric bits alone, and neither
+    """Of the model that qtool ships, or gpt-oss; vLLM takes GPTQ of 4 and 8 symmetric bits, and neither
     LLM.int8(), QServe's files nor inputs of 4 bits, rotated."""
     recipe, out = load(name), tmp_path / "out"
     engine: str | None = "vllm"
@@ -109,10 +110,11 @@ def test_every_recipe_passes_with_its_engine(name: str, tmp_path: Path) -> None:
         engine = "mlx-lm"
     elif recipe.format in ("bitsandbytes", "qserve") or name == "w4a4-rotated":
         engine = None
-    arguments = ["quantize", "tiny", "--recipe", name, "-o", str(out)]
+    source = source_for(name, resolve("tiny"), tmp_path / "model")
+    arguments = ["quantize", str(source), "--recipe", name, "-o", str(out)]
     # From elsewhere than the checkout, which may have no kernels: the installed package.
     line = [sys.executable, "-m", "qtool", *arguments]
     done = subprocess.run(line, timeout=600, check=False, cwd=tmp_path)
     assert done.returncode == 0
-    verdict = verify_artifact(out, against=resolve("tiny"), engine=engine)
+    verdict = verify_artifact(out, against=source, engine=engine)
     assert verdict.ok and ("engine" in verdict.checks) == (engine is not None), shown(verdict)

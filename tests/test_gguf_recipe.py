@@ -158,7 +158,7 @@ def test_wrong_recipe_is_named_with_line_and_key(text: str, sentence: str) -> No
         ("type=q4_k_mm", 'type: no such type, found "q4_k_mm"; did you mean q4_k_m'),
         ("type=4", "type: input should be a valid string, found 4"),
         ("format=ggfu", "--set format=ggfu: format: input should be 'awq', 'gptq', "
-         "'compressed-tensors', 'fp8', 'bitsandbytes', 'qserve', 'mlx' or 'dense', "
+         "'compressed-tensors', 'fp8', 'bitsandbytes', 'qserve', 'mlx', 'mxfp4' or 'dense', "
          'found "ggfu"; or gguf, which has keys of its own'),
         ("overrides.3.type=q8_0", "--set overrides.3.type=q8_0: overrides has no item 3"),
     ],

@@ -7,6 +7,7 @@ from typing import Any
 import gguf_from_hf
 import gguf_models
 import gguf_models_sparse
+import gpt_oss
 import numpy as np
 import pytest
 import quantizing
@@ -34,7 +35,7 @@ SIZES = {"gate_up_proj": (5, 64, 192), "down_proj": (5, 96, 64)}  # as a plain c
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("gpt-oss") / "plain"
-    return quantizing.add_tokenizer(gguf_models.build("gpt-oss", folder, dtype="bfloat16"))
+    return gpt_oss.plain(folder)
 
 
 @pytest.fixture(scope="module")

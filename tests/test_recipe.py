@@ -41,6 +41,8 @@ NAMED: dict[str, tuple[str, str | None, str]] = {
     "nvfp4-w4a4-awq-gptq": ("nvfp4 g16", "nvfp4", "awq-gptq"),
     "nvfp4-awq-gptq": ("nvfp4 g16", None, "awq-gptq"),
     "mxfp4-awq-gptq": ("mxfp4 g32", None, "awq-gptq"),
+    "mxfp4-gpt-oss": ("mxfp4 g32", None, "rtn"),
+    "mxfp4-gpt-oss-gptq": ("mxfp4 g32", None, "gptq"),
 }
 STORED = ("static", "nvfp4-w4a4")  # ends of names: a scale of inputs is measured
 
@@ -58,7 +60,8 @@ def test_recipes_of_other_numbers(name: str) -> None:
     smooth = "smooth" in name
     assert loaded.calibrates == (method != "rtn" or name.endswith(STORED) or smooth)
     assert loaded.transforms == (("smooth",) if smooth else ())
-    assert loaded.format == ("fp8" if name == "fp8-block-hf" else "compressed-tensors")
+    own = {"fp8-block-hf": "fp8", "mxfp4-gpt-oss": "mxfp4", "mxfp4-gpt-oss-gptq": "mxfp4"}
+    assert loaded.format == own.get(name, "compressed-tensors")
     again = recipe.parse(json.dumps(loaded.effective()), "again.json", name)
     assert again == loaded
 
@@ -286,7 +289,7 @@ def test_wrong_recipe_is_named_with_line_and_key(text: str, sentence: str) -> No
         (
             "format=exl3",
             "format: input should be 'awq', 'gptq', 'compressed-tensors', 'fp8', 'bitsandbytes', "
-            "'qserve', 'mlx' or 'dense', found \"exl3\"",
+            "'qserve', 'mlx', 'mxfp4' or 'dense', found \"exl3\"",
         ),
         ("weights.type=fp8", "weights: type fp8 has bits 8"),
         ("weights.rows=2", "int has one scale a row; or one for the matrix"),

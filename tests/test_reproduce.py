@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gpt_oss import OWN, source_for
 from quantizing import Call, caller, first_block_of_tiny, text_file
 
 import qtool.reproduce.run as running
@@ -164,13 +165,14 @@ def test_every_recipe(recipe: str, tmp_path: Path, call: Call) -> None:
     if load(recipe).format == "gguf":
         out = tmp_path / f"{recipe}.gguf"
     own = SMALL if load(recipe).calibrates else ()
-    made = call("quantize", "tiny", "--recipe", recipe, "-o", out, *own)
+    source = source_for(recipe, Path("tiny"), tmp_path / "model")
+    made = call("quantize", source, "--recipe", recipe, "-o", out, *own)
     if made.status == 1 and "--set indivisible" in made.err:
         made = call(
-            "quantize", "tiny", "--recipe", recipe, "-o", out, *own,
+            "quantize", source, "--recipe", recipe, "-o", out, *own,
             "--set", "indivisible=smaller-group",
         )  # fmt: skip
     assert made.status == 0, made.err
-    said = call("reproduce", out)
+    said = call("reproduce", out, *(("--model", source) if recipe in OWN else ()))
     assert said.status == 0, said.err + said.out
     assert "the same to the byte" in said.out

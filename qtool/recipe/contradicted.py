@@ -83,6 +83,8 @@ def _instead(source: Document, guilty: Sequence[str]) -> str:
     ranks: dict[str, tuple[bool, int]] = {}
     for name, path in shipped().items():
         leaves = dict(_leaves(yaml_source.parse(read(path), str(path)).value))
+        if leaves["format"] == "mxfp4" != base.get("format"):
+            continue  # one model's own
         if all(key in leaves and _alike(leaves[key], value) for key, value in wanted.items()):
             common = sum(leaves.get(key) == value for key, value in base.items())
             ranks[name] = (_bits(leaves) != bits, -common)
