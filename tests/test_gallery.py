@@ -98,8 +98,8 @@ def test_the_healthy_pass(name: str, parent: Parent) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(shipped()))
 def test_every_recipe_passes_with_its_engine(name: str, tmp_path: Path) -> None:
-    """Of the model that qtool ships, or gpt-oss; vLLM takes GPTQ of 4 and 8 symmetric bits, and neither
-    LLM.int8(), QServe's files nor inputs of 4 bits, rotated."""
+    """Of the model that qtool ships, or gpt-oss; vLLM takes GPTQ of 4 and 8 symmetric bits alone,
+    and neither LLM.int8(), QServe's files nor inputs of 4 bits, rotated."""
     recipe, out = load(name), tmp_path / "out"
     engine: str | None = "vllm"
     if not isinstance(recipe, Recipe):
