@@ -15,9 +15,11 @@ Source: the GGUF specification (ggml, docs/gguf.md).
 
 import os
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
+from pathlib import Path
 from threading import Lock
 from typing import Any
 
@@ -162,6 +164,17 @@ def _scalars(key: str, kind: Kind, values: Sequence[Any]) -> bytes:
         return struct.pack(f"<{len(values)}{STRUCT[kind]}", *values)
     except (struct.error, AttributeError, UnicodeEncodeError, OverflowError) as error:
         raise FormatError(f"{key}: cannot be stored as {kind.name}: {error}") from None
+
+
+@contextmanager
+def opened(path: Path, size: int) -> Iterator[int]:
+    """The descriptor of a file of `size` bytes to write into, or to go on writing into."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        os.truncate(descriptor, size)
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 class GgufWriter:

@@ -1,10 +1,11 @@
-"""A conversion to a folder that was killed goes on, and ends with the bytes of one that was not."""
+"""A conversion that was killed goes on, and ends with the bytes of one that was not."""
 
 import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import converting
 import pytest
@@ -18,6 +19,8 @@ from qtool.converting.request import Request
 from qtool.converting.run import convert
 from qtool.converting.targets import target
 from qtool.errors import ResumeError
+from qtool.formats.gguf_file import GgufFile
+from qtool.formats.gguf_writer import GgufWriter
 from qtool.formats.safetensors_file import StreamWriter
 from qtool.gguf.quantize import run_gguf
 from qtool.gguf.recipe import GgufRecipe
@@ -45,6 +48,10 @@ CASES = {
     "rounded": Case("awq", "hf", 11),
     "lossy": Case("awq", "mlx", 11, lossy=True),
     "gguf": Case("q8_0.gguf", "hf", 11, shard=200_000),
+}
+FILES = {  # of which one is made
+    "blocks": Case("gptq", "gguf", 11),
+    "encoded": Case("awq", "gguf-q8_0", 11, lossy=True),
 }
 
 
@@ -81,13 +88,19 @@ def killed(work: Callable[[], None], after: int, *, half: bool = True) -> None:
     half of the next one is written."""
     child = os.fork()
     if child == 0:
-        count, add = 0, StreamWriter._write
+        count = 0
 
-        def counted(writer: StreamWriter, file: str, position: int, data: memoryview) -> None:
-            if count > after:
-                add(writer, file, position, data[: len(data) // 2])
-                os._exit(KILLED)
-            add(writer, file, position, data)
+        def counted(kind: type[Any]) -> Callable[..., None]:
+            write = kind._write
+
+            def put(writer: Any, *given: Any) -> None:
+                *where, data = given
+                if count > after:
+                    write(writer, *where, data[: len(data) // 2])
+                    os._exit(KILLED)
+                write(writer, *where, data)
+
+            return put
 
         commit = Journal.commit
 
@@ -101,7 +114,8 @@ def killed(work: Callable[[], None], after: int, *, half: bool = True) -> None:
                 count += 1  # the next write is the last
 
         try:
-            setattr(StreamWriter, "_write", counted)  # noqa: B010
+            for kind in (StreamWriter, GgufWriter):
+                setattr(kind, "_write", counted(kind))  # noqa: B010
             setattr(Journal, "commit", committed)  # noqa: B010
             work()
         finally:
@@ -141,6 +155,46 @@ def test_killed_it_goes_on_and_ends_with_the_same_bytes(
     assert written and not any(one.rpartition(".")[0] + ".weight" in finished for one in written)
     assert files(out) == files(tmp_path / "whole")
     assert {path.name for path in tmp_path.iterdir()} == {"out", "whole"}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_gguf_file_goes_on(
+    name: str, sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case, out, whole = FILES[name], tmp_path / "out.gguf", tmp_path / "whole.gguf"
+    make(sources, case, whole)
+    for after in (2, 3):
+        killed(lambda: make(sources, case, out), after if after == 2 else 1)
+        assert len(steps(out)) == after and not out.exists()
+    written: list[int] = []
+    rows = GgufWriter.rows
+
+    def put(writer: GgufWriter, index: int, *rest: Any) -> tuple[int, int]:
+        written.append(index)
+        return rows(writer, index, *rest)
+
+    monkeypatch.setattr(GgufWriter, "rows", put)
+    make(sources, case, out)
+    assert {*written} == {*range(3, case.tensors)}
+    assert out.read_bytes() == whole.read_bytes()
+    assert {path.name for path in tmp_path.iterdir()} == {"out.gguf", "whole.gguf"}
+
+
+@pytest.mark.parametrize("at", [0, 1, 2, 3])
+def test_what_a_gguf_file_has_lost_is_written_again(at: int, sources: Path, tmp_path: Path) -> None:
+    """Bytes of a finished tensor, the header, or the line of one."""
+    case, out, whole = FILES["blocks"], tmp_path / "out.gguf", tmp_path / "whole.gguf"
+    make(sources, case, whole)
+    killed(lambda: make(sources, case, out), 4)
+    folder = tmp_path / ".out.gguf.partial"
+    with GgufFile.open(whole) as file:
+        starts = [info.start for info in file.tensors.values()]
+    if at < 3:
+        damage(folder / "artifact", (8, starts[0] + 100, starts[3])[at])
+    else:
+        damage(folder / "journal", (folder / "journal").stat().st_size // 2)
+    make(sources, case, out)
+    assert out.read_bytes() == whole.read_bytes()
 
 
 @pytest.mark.parametrize("what", ["bytes", "line", "sums"])

@@ -42,7 +42,7 @@ def convert(
     replace: Replace = False,
     fresh: Annotated[
         bool,
-        typer.Option("--fresh", help="start over, whatever an interrupted run to a folder left"),
+        typer.Option("--fresh", help="start over, whatever an interrupted run left"),
     ] = False,
     json_: Json = False,
 ) -> None:

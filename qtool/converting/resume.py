@@ -1,6 +1,7 @@
-"""A conversion to a folder that goes on where an earlier one stopped, tensor by tensor.
+"""A conversion that goes on where an earlier one stopped, tensor by tensor.
 
     {"done": TENSOR, "checksums": {stored tensor: CRC-32, ...}, "rounded": what was lost, or null}
+    {"done": TENSOR, "checksum": CRC-32}            of a GGUF file
 
 Tensors are written in their order, so that those of an earlier run are the first ones: as far as
 the files have them as the journal says. What was begun with other options, or of another source, is
@@ -8,13 +9,16 @@ not gone on with: it costs no more than time, and is made anew.
 """
 
 import hashlib
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from qtool.converting.certificate import Rounded
 from qtool.converting.request import Request
+from qtool.formats.gguf_writer import GgufWriter
+from qtool.formats.gguf_writer import Layout as GgufLayout
 from qtool.formats.safetensors_file import Layout, StreamWriter
 from qtool.gguf.resume import source_files
 from qtool.runs import program
@@ -24,9 +28,10 @@ from qtool.runs.journal import Journal
 from qtool.runs.progress import Progress
 from qtool.runs.staging import clear_beside, staged
 from qtool.runs.watched import marks
-from qtool.runs.workspace import COMMAND, workspace
+from qtool.runs.workspace import COMMAND, Workspace, workspace
 
 _SHOWN = 4  # differences in a sentence
+_AT_ONCE = 1 << 24  # bytes that are read back together
 
 
 @contextmanager
@@ -37,8 +42,27 @@ def resumed(
 
     source: a folder, or a GGUF file.
     """
+    headers = b"".join(file.header for file in layout.files)
+    with _resumed(request, source, progress, headers, layout.size, is_folder=True) as space:
+        clear_beside(space.artifact, {file.name for file in layout.files})
+        yield space.artifact, space.journal
+
+
+@contextmanager
+def resumed_file(
+    request: Request, source: Path, progress: Progress, layout: GgufLayout
+) -> Iterator[tuple[Path, Journal]]:
+    """The same of a GGUF file."""
+    with _resumed(request, source, progress, layout.header, layout.size, is_folder=False) as space:
+        yield space.artifact, space.journal
+
+
+@contextmanager
+def _resumed(
+    request: Request, source: Path, progress: Progress, headers: bytes, size: int, *,
+    is_folder: bool,
+) -> Iterator[Workspace]:  # fmt: skip
     files = source_files(source)
-    headers = hashlib.sha256(b"".join(file.header for file in layout.files))
     facts = {
         **program.facts(),
         COMMAND: "convert",
@@ -50,7 +74,7 @@ def resumed(
         },
         "source": [file_facts(file) for file in files],
         SHARDS: request.max_shard_bytes,
-        LAYOUT: headers.hexdigest(),
+        LAYOUT: hashlib.sha256(headers).hexdigest(),
     }
 
     def stale(before: Mapping[str, Any]) -> bool:
@@ -67,16 +91,15 @@ def resumed(
 
     with workspace(
         request.out,
-        is_folder=True,
-        nbytes=layout.size,
+        is_folder=is_folder,
+        nbytes=size,
         fresh=request.fresh,
         sources=marks(files),
         replace=request.replace,
         stale=stale,
     ) as space:
         space.agree(facts)
-        clear_beside(space.artifact, {file.name for file in layout.files})
-        yield space.artifact, space.journal
+        yield space
 
 
 @contextmanager
@@ -117,6 +140,26 @@ def commit(
     name, stored = step
     sums = {one: writer.checksums[one] for one in sorted(stored)}
     journal.commit(name, checksums=sums, rounded=None if rounded is None else rounded.json())
+
+
+def finished_rows(journal: Journal, writer: GgufWriter, path: Path) -> int:
+    """How many of a GGUF file's tensors an earlier run has written, from the first one on, and the
+    file has as they were; the writer takes them as written."""
+    with path.open("rb") as file:
+        for number, spec in enumerate(writer.layout.tensors):
+            known = journal.done.get(spec.name, {}).get("checksum")
+            if known is None or _checksum(file, writer.layout.starts[number], spec.nbytes) != known:
+                return number
+            writer.restored(number, 0, spec.rows)
+    return len(writer.layout.tensors)
+
+
+def _checksum(file: BinaryIO, start: int, nbytes: int) -> int:
+    file.seek(start)
+    found = 0
+    for first in range(0, nbytes, _AT_ONCE):
+        found = zlib.crc32(file.read(min(_AT_ONCE, nbytes - first)), found)
+    return found
 
 
 def say(progress: Progress, done: int, count: int) -> None:

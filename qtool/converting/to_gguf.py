@@ -5,6 +5,7 @@ checkpoint's before the file gets its name.
 """
 
 import json
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -15,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool import __version__, native_gguf
+from qtool.converting import resume
 from qtool.converting.blocks import MXFP4, NVFP4, Q4_0, Q4_1, Q8_0, pack, without_second
 from qtool.converting.certificate import (
     Certificate,
@@ -34,14 +36,14 @@ from qtool.converting.request import Request, say_all
 from qtool.errors import FormatError, UnsupportedError
 from qtool.formats.gguf_file import GgufFile
 from qtool.formats.gguf_values import Value, string, u32
-from qtool.formats.gguf_writer import GgufWriter, Layout, TensorSpec, lay_out
+from qtool.formats.gguf_writer import GgufWriter, Layout, TensorSpec, lay_out, opened
 from qtool.gguf.kinds import stored_shape
 from qtool.gguf.mixture_table import MOSTLY_NVFP4
 from qtool.gguf.second_scales import inputs_of
 from qtool.gguf.source import QUANTIZATION_VERSION, GgufSource
 from qtool.gguf_types import BlockType
+from qtool.runs.journal import Journal
 from qtool.runs.progress import Progress
-from qtool.runs.staging import staged_file
 from qtool.scheme import GroupQuant
 
 FILE_TYPES = {Q4_0: 2, Q4_1: 3, Q8_0: 7, MXFP4: 38, NVFP4: MOSTLY_NVFP4}  # general.file_type
@@ -76,13 +78,9 @@ def convert(request: Request, model: Model, progress: Progress) -> Converted:
     metadata |= inputs_of({s.source.name: False for s in steps if _leaves_inputs(s, model)})
     specs = [TensorSpec(s.source.name, stored_shape(s.source.shape), s.type) for s in steps]
     layout = lay_out(metadata, specs)
-    with staged_file(request.out, layout.size, request.replace) as (path, descriptor):
-        writer = GgufWriter(descriptor, layout)
+    with resume.resumed_file(request, model.path, progress, layout) as (path, journal):
         with progress.stage("export"):
-            for number in progress.blocks(len(steps), "tensor"):
-                for first, rows in _rows(steps[number]):
-                    writer.rows(number, first, rows)
-            writer.finish()
+            _write(path, layout, steps, journal, progress)
         with progress.stage("verify"):
             _compare(path, layout, metadata, steps, progress)
     return Converted(
@@ -96,6 +94,22 @@ def convert(request: Request, model: Model, progress: Progress) -> Converted:
         dequantized={},
         warnings=(*model.warnings, *source.warnings),
     )
+
+
+def _write(
+    path: Path, layout: Layout, steps: list[GgufStep], journal: Journal, progress: Progress
+) -> None:
+    with opened(path, layout.size) as descriptor:
+        writer = GgufWriter(descriptor, layout)
+        done = resume.finished_rows(journal, writer, path)
+        resume.say(progress, done, len(steps))
+        for number in progress.blocks(len(steps), "tensor", first=done):
+            found = 0
+            for first, rows in _rows(steps[number]):
+                writer.rows(number, first, rows)
+                found = zlib.crc32(rows.data, found)
+            journal.commit(layout.tensors[number].name, checksum=found)
+        writer.finish()
 
 
 def _leaves_inputs(step: GgufStep, model: Model) -> bool:

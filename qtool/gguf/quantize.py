@@ -4,13 +4,11 @@ open -> plan -> (measure importance) -> stage a file -> piece by piece: read, en
      -> read back and compare -> final name
 """
 
-import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,7 +16,7 @@ from numpy.typing import NDArray
 
 from qtool.checkpoints import padding
 from qtool.formats.gguf_values import string
-from qtool.formats.gguf_writer import GgufWriter
+from qtool.formats.gguf_writer import GgufWriter, opened
 from qtool.gguf import resume
 from qtool.gguf.imatrix import Importance, read_importance
 from qtool.gguf.measuring import Measured, measured
@@ -166,7 +164,7 @@ def _write(
     """The file, read back and compared; its layers, and a sentence on those that stand out."""
     layout, pieces = plan.layout, Pieces(plan.tensors)
     done, notes = Done(len(pieces)), []
-    with _opened(space.artifact, layout.size) as descriptor:
+    with opened(space.artifact, layout.size) as descriptor:
         writer = GgufWriter(descriptor, layout)
         with progress.stage("quantize"):
             work = _Work(plan, pieces, done, writer, descriptor, space.journal)
@@ -186,17 +184,6 @@ def _write(
             verify(space.artifact, written, layout, pieces, done, request.threads, range)
             check_written_gguf(space.artifact, source)
     return reports, notes
-
-
-@contextmanager
-def _opened(path: Path, size: int) -> Iterator[int]:
-    """A file of `size` bytes to write into, or to go on writing into."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        os.truncate(descriptor, size)
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 @dataclass(frozen=True)
