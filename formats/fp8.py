@@ -3,14 +3,19 @@
     weight             float8_e4m3 [out, in]
     weight_scale_inv   float32 [out / 128, in / 128] (rounded up), the last blocks may be smaller
     weight_scale       instead of it: float32 [1] or [], or [out] or [out, 1]
+    scale              instead of it: float8_e8m0, in blocks (DeepSeek V4)
+    weight             of its experts: int8 [out, in / 2], two e2m1 numbers a byte, the first in the
+                       low nibble, and scale [out, in / 32]
     input_scale        static activations only
 
     w = value(q) * scale        (a multiplier, also where it is called weight_scale_inv)
 
 config: quant_method fp8 (fbgemm_fp8), activation_scheme dynamic | static, weight_block_size
-[rows, columns] or null, modules_to_not_convert or ignored_layers.
+[rows, columns] or null, modules_to_not_convert or ignored_layers; scale_fmt ue8m0 and expert_dtype
+fp4 are not asked, as the tensors tell.
 
-Sources: transformers' finegrained FP8 integration; DeepSeek-V3's weights description.
+Sources: transformers' finegrained FP8 integration; DeepSeek-V3's weights description, and the
+headers of DeepSeek-V4-Flash.
 """
 
 from __future__ import annotations
@@ -40,11 +45,12 @@ if TYPE_CHECKING:
 NAME = "fp8"
 CODES = ("weight",)
 _METHODS = (NAME, "fbgemm_fp8")
+_FOUR_BITS = Scheme(4, 32, True, "e8m0", "e2m1")  # of experts whose weight is int8
 
 
 def _names(module: str, look: Look) -> str:
     """The tensor that holds a module's scales."""
-    for last in ("weight_scale_inv", "weight_scale"):
+    for last in ("weight_scale_inv", "weight_scale", "scale"):
         if look(f"{module}.{last}") is not None:
             return f"{module}.{last}"
     raise FormatError(f"{module}.weight_scale_inv: missing, though {module}.weight is there")
@@ -56,6 +62,8 @@ def scheme_in(module: str, look: Look, found: ArtifactScheme) -> tuple[Scheme, t
         raise FormatError(f"{module}: the config does not say how it is stored")
     scales = _names(module, look)
     stored, shape = stored_codes.matrix(look, f"{module}.weight")
+    if str(stored.dtype) in ("I8", "int8"):
+        return stored_codes.scheme_of_nibbles(module, look, _FOUR_BITS, f"{module}.weight", scales)
     book = "e5m2" if str(stored.dtype) == "F8_E5M2" else found.scheme.book
     scale = stored_codes.look_up(look, scales).shape
     rows, columns = found.scheme.rows, found.scheme.group_size
@@ -71,7 +79,10 @@ def unpack(module: str, get: Callable[[str], NDArray[Any]], found: ArtifactSchem
     """Read one matrix; `get` gives a stored tensor by name, KeyError where there is none."""
     look = stored_codes.looking(get)
     scheme, shape = scheme_in(module, look, found)
-    return stored_codes.read_bytes(module, get, scheme, shape, _names(module, look))
+    scales = _names(module, look)
+    if scheme.bits == _FOUR_BITS.bits:
+        return stored_codes.read_nibbles(get, scheme, shape, f"{module}.weight", scales, None)
+    return stored_codes.read_bytes(module, get, scheme, shape, scales)
 
 
 def detect(config: Mapping[str, Any]) -> ArtifactScheme | None:

@@ -33,6 +33,7 @@ SCALE_DTYPES = {
 }  # fmt: skip
 STORED_DTYPES = {name: stored for stored, name in SCALE_DTYPES.items()}  # e8m0 is written as U8
 _FLOATS = ("float16", "bfloat16", "float32")
+_PAIRS = ("U8", "uint8", "I8", "int8")  # which hold two codes of four bits each
 _CODES = {"int": ("I8", "int8"), "e4m3": ("F8_E4M3", "uint8"), "e5m2": ("F8_E5M2", "uint8")}
 # Which of an array's dtypes hold which stored ones: those numpy lacks are read as something else.
 _READ_AS = {"uint8": ("float8_e4m3", "e8m0"), "float16": ("float16",), "float32": _FLOATS}
@@ -127,7 +128,7 @@ def scheme_of_nibbles(
 ) -> tuple[Scheme, tuple[int, int]]:
     """The same for four-bit floats, two in each byte of `codes`."""
     stored, (rows, half) = matrix(look, codes)
-    if str(stored.dtype) not in ("U8", "uint8"):
+    if str(stored.dtype) not in _PAIRS:
         raise FormatError(f"{codes}: the dtype is {stored.dtype}; expected uint8")
     shape = (rows, 2 * half)
     if shape[1] % wanted.group_size:
@@ -195,7 +196,7 @@ def read_nibbles(
     scale = scale_grid(get(scales), scheme, shape)
     second = None if outer is None else one_number(outer, get(outer))
     return GroupQuant(
-        scheme, unpack_nibbles(get(codes)), scale, middle_zeros(scheme, shape), None, second
+        scheme, unpack_nibbles(get(codes).view(np.uint8)), scale, middle_zeros(scheme, shape), None, second
     )
 
 

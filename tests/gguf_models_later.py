@@ -1,6 +1,7 @@
 """Small checkpoints of decoders that the table got last; rows as in `gguf_models`."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -170,3 +171,36 @@ def in_four_bits(folder: Path, plain: Path) -> None:
     shutil.copytree(folder, plain)
     save_file(numbers, plain / "model.safetensors", {"format": "pt"})
     save_file(state, folder / "model.safetensors", {"format": "pt"})
+
+
+# What DeepSeek V4 is released with in FP8, beside experts in four bits.
+_EIGHT_BITS = re.compile(r".+\.(?:wq_a|wq_b|wkv|wo_a|wo_b|w1|w2|w3)\.weight")
+
+
+def as_released(folder: Path, plain: Path) -> None:
+    """And the other matrices in blocks of FP8, as config.json says; in `plain`, numbers."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    in_four_bits(folder, plain)
+    state, numbers = (load_file(where / "model.safetensors") for where in (folder, plain))
+    for name in [name for name in state if _EIGHT_BITS.fullmatch(name)]:
+        if ".experts." in name or ".compressor." in name:
+            continue
+        rows, columns = state[name].shape
+        grid = (-(-rows // 128), -(-columns // 128))
+        scales = torch.exp2(torch.randint(-9, -5, grid).float())
+        codes = (torch.randn(rows, columns) * 30).to(torch.float8_e4m3fn)
+        each = scales.repeat_interleave(128, 0)[:rows].repeat_interleave(128, 1)[:, :columns]
+        numbers[name] = (codes.float() * each).bfloat16()
+        state[name] = codes
+        state[name.replace("weight", "scale")] = scales.to(torch.float8_e8m0fnu)
+    save_file(numbers, plain / "model.safetensors", {"format": "pt"})
+    save_file(state, folder / "model.safetensors", {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    config["expert_dtype"] = "fp4"
+    config["quantization_config"] = {
+        "activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8",
+        "scale_fmt": "ue8m0", "weight_block_size": [128, 128],
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))

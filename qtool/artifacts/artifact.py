@@ -49,7 +49,7 @@ else:
     from qtool.lazy_numpy import np
 
 
-_SCALES = ("scales", "weight_scale", "weight_scale_inv", "SCB")
+_SCALES = ("scales", "weight_scale", "weight_scale_inv", "SCB", "scale")
 
 
 @dataclass(frozen=True)

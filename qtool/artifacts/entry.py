@@ -33,6 +33,7 @@ AUXILIARY = (
     "input_global_scale",
     "output_scale",
     "output_zero_point",
+    "scale",
     "SCB",
     "weight_format",
     "s1_scales",

@@ -11,8 +11,9 @@ from qtool.formats import safetensors_file as st
 from qtool.formats.mlx import is_mlx
 from qtool.scheme import Scheme
 
-# Keys of config.json that say how tensors are quantized; the last is of mlx-lm.
-_QUANTIZATION_KEYS = ("quantization_config", "compression_config", "quantization")
+# Keys of config.json that say how tensors are quantized; the last two are of mlx-lm and of DeepSeek
+# V4's experts.
+_QUANTIZATION_KEYS = ("quantization_config", "compression_config", "quantization", "expert_dtype")
 # Where a quantization_config may lie beside config.json, and the key it has there.
 _CONFIG_FILES = (
     ("quantize_config.json", None),
