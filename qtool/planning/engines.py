@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from qtool.checkpoints.structure import FUSED_EXPERTS, expert_of
+from qtool.checkpoints.structure import expert_of
 from qtool.formats import FORMATS
 from qtool.formats.facts import Facts
 from qtool.planning.fit import format_options
@@ -49,7 +49,7 @@ def warnings(recipe: Recipe, tensors: Sequence[Planned], config: Mapping[str, An
     found += told_of_one(recipe, tensors)
     if recipe.format == "mlx":  # the others do not read it
         found = []
-    fused = [tensor.name for tensor in tensors if tensor.reason == FUSED_EXPERTS]
+    fused = [tensor.name for tensor in tensors if tensor.fused]
     if fused:
         found.append(
             f"{len(fused)} tensors hold fused experts and stay dense (the first: {fused[0]}); "

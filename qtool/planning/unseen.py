@@ -12,8 +12,8 @@ from fnmatch import fnmatchcase, translate
 
 from qtool.checkpoints import structure
 from qtool.checkpoints.checkpoint import Checkpoint
-from qtool.checkpoints.fused_experts import fused_layers
 from qtool.errors import UnsupportedError
+from qtool.planning.fit import means
 from qtool.planning.planned import Planned
 from qtool.recipe.recipe import Recipe
 from qtool.scheme import Dropped
@@ -32,10 +32,7 @@ def refuse(recipe: Recipe, checkpoint: Checkpoint, tensors: Sequence[Planned]) -
     inside = [t for t in tensors if t.block is not None and not isinstance(t.action, Dropped)]
     second = _second_list(inside, tensors)
     found = {t: str(t.reason) for t in inside if _unseen(t)} | dict.fromkeys(second, _SECOND)
-    # Fused experts that could be apart are left as they are where the recipe makes them dense.
-    layers = fused_layers(checkpoint.tensors)
-    chosen = {info.name for layer in layers for info in (layer.gate_up, layer.down)}
-    chosen |= _overridden(recipe, (tensor.name for tensor in found))
+    chosen = _overridden(recipe, (tensor.name for tensor in found))
     left = {tensor: reason for tensor, reason in found.items() if tensor.name not in chosen}
     total = sum(tensor.parameters for tensor in (*inside, *second))
     share = sum(tensor.parameters for tensor in left) / total if total else 0.0
@@ -107,11 +104,7 @@ def _split(name: str) -> tuple[str, str]:
 def _overridden(recipe: Recipe, names: Iterable[str]) -> set[str]:
     """Names that the recipe says to leave dense."""
     patterns = [re.compile(translate(one.match)) for one in recipe.overrides if one.dense]
-    return {
-        name
-        for name in names
-        if any(p.match(name) or p.match(name.removesuffix(".weight")) for p in patterns)
-    }
+    return {name for name in names if any(means(pattern, name) for pattern in patterns)}
 
 
 def _patterns(names: Iterable[str], quantized: Collection[str]) -> list[str]:
