@@ -366,19 +366,23 @@ def test_diff_reads_experts_that_lie_transposed(tmp_path: Path) -> None:
 
 FUSED_TENSORS = {"gate_up_proj": (4, 128, 64), "down_proj": (4, 64, 64)}
 GRANITE = {"input_linear.weight": (4, 128, 64), "output_linear.weight": (4, 64, 64)}
+EACH = ["*.experts.*.gate_proj", "*.up_proj", "*.experts.*.down_proj"]
 
 
 @pytest.mark.parametrize(
     ("layer", "names", "patterns", "reason"),
     [
         ("mlp.experts", FUSED_TENSORS, ["*.experts.*"], "override '*.experts.*'"),
-        ("block_sparse_moe", GRANITE, ["*.block_sparse_moe.*"], "override '*.block_sparse_moe.*'"),
+        ("mlp.experts", FUSED_TENSORS, ["*.experts.*_proj.weight"], "'*.experts.*_proj.weight'"),
+        ("mlp.experts", FUSED_TENSORS, EACH, "override '*.experts.*.down_proj'"),
+        ("block_sparse_moe", GRANITE, ["*.experts.*"], "override '*.experts.*'"),
+        ("block_sparse_moe", GRANITE, EACH, "override '*.experts.*.down_proj'"),
     ],
 )
 def test_an_override_leaves_them_fused(
     layer: str, names: header_files.Shapes, patterns: list[str], reason: str, tmp_path: Path
 ) -> None:
-    """The plan says that it was the override."""
+    """It means them by the names of their matrices, and the plan says that it was the override."""
     block = {f"model.layers.0.{layer}.{name}": shape for name, shape in names.items()}
     header_files.write(tmp_path, {"model.layers.0.self_attn.q_proj.weight": (64, 64), **block}, {})
     entries = ", ".join(f'{{match: "{pattern}", dense: true}}' for pattern in patterns)

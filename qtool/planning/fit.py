@@ -52,7 +52,7 @@ def override(
         dense: list[tuple[str, str]] = []  # what is never quantized, each with its reason
         for name, action in actions.items():
             module = name.removesuffix(".weight")
-            if not means(pattern, name):
+            if not any(means(pattern, one) for one in (name, *parts.get(name, ()))):
                 continue
             if entry.weights is None:
                 hits += 1

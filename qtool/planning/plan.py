@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from itertools import chain
 from typing import Any
 
 from qtool.checkpoints import padding, structure
@@ -199,7 +200,7 @@ def make_plan(
     }
     heads.refuse_tied(recipe, tensors, heads.says_tied(checkpoint.config))
     fused = matrices(tensors)
-    unmatched.refuse(recipe, actions)
+    unmatched.refuse(recipe, [*actions, *chain.from_iterable(fused.values())])
     kind = str(checkpoint.config.get("model_type") or "")
     mlx.leave(recipe, kind, actions)
     heads.quantize_outside(recipe, actions, kind, heads.says_tied(checkpoint.config))
