@@ -20,7 +20,6 @@ from qtool.scheme import Dropped
 
 MUCH = 0.25  # of the numbers in decoder blocks
 _LITTLE = 0.05  # of them, which the sentence leaves out
-_AHEAD = re.compile(r"(^|\.)(mtp|nextn|draft)")  # blocks that predict tokens further on
 _SECOND = "blocks in a list of their own, which this version does not quantize"
 
 
@@ -90,7 +89,7 @@ def _second_list(inside: Sequence[Planned], tensors: Iterable[Planned]) -> list[
         for prefix, found in lists.items()
         if all((_split(one.name)[1], one.shape) in alike for one in found)
         and not structure.OTHER_TOWERS.search(prefix)
-        and not _AHEAD.search(prefix)
+        and not structure.AHEAD.search(prefix)
         for tensor in found
     ]
 
