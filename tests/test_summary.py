@@ -57,6 +57,10 @@ def test_a_run_and_verify_count_alike(tmp_path: Path) -> None:
     assert f": gptq, {share} unquantized, " in said[-1]
     (told,) = [one for one in said if one.startswith("warning (unquantized): ")]
     assert "% of the weights in the blocks' linear layers, which alone are counted here" in told
+    cache = ("kv_cache={bits: 8, type: float}",)
+    made = api.quantize("tiny", "w8a16-ct", tmp_path / "b", changes=cache, samples=1, length=16)
+    verdict = api.verify(tmp_path / "b")
+    assert scales(tmp_path / "b") and verdict.unquantized_share == made.unquantized_share
 
 
 def test_what_errors_are_of(tmp_path: Path) -> None:
