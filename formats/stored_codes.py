@@ -196,7 +196,12 @@ def read_nibbles(
     scale = scale_grid(get(scales), scheme, shape)
     second = None if outer is None else one_number(outer, get(outer))
     return GroupQuant(
-        scheme, unpack_nibbles(get(codes).view(np.uint8)), scale, middle_zeros(scheme, shape), None, second
+        scheme,
+        unpack_nibbles(get(codes).view(np.uint8)),
+        scale,
+        middle_zeros(scheme, shape),
+        None,
+        second,
     )
 
 

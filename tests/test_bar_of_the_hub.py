@@ -13,7 +13,7 @@ GOOD: dict[str, Any] = {
     "served_after": 6_300_160,
     "fetched_twice": 0,
     "pickles_served": 0,
-    "verify": "awq, 14.3% unquantized, 24 checks: nothing wrong",
+    "verify": "awq, 14.3% of the weights unquantized, 24 checks: nothing wrong",
     "artifact_files": 8,
     "pushed_files": 8,
     "pushed_and_differ": [],

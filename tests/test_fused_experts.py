@@ -142,6 +142,14 @@ def test_layers_that_stay_dense_stay_fused(pair: tuple[Path, Path]) -> None:
     assert sum(".experts." in tensor.name for tensor in plan.quantized) == 8 * 3
 
 
+def test_a_config_names_those_that_stay_fused(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    entry = "overrides=[{match: '*.layers.1.mlp.experts.*', dense: true}]"
+    run = quantizing.quantize(pair[1], "w8a16-ct", tmp_path / "out", entry)
+    config = Artifact.open(run.out).checkpoint.config["quantization_config"]
+    assert "model.layers.1.mlp.experts" in config["ignore"]
+    assert verify_artifact(run.out, against=pair[1], engine="vllm").ok
+
+
 def test_the_source_is_compared_expert_by_expert(pair: tuple[Path, Path], tmp_path: Path) -> None:
     out = quantizing.quantize(pair[1], "w4g64-rtn", tmp_path / "out", GROUPS).out
     changed = Path(shutil.copytree(pair[1], tmp_path / "changed"))
@@ -354,3 +362,45 @@ def test_diff_reads_experts_that_lie_transposed(tmp_path: Path) -> None:
     found = diff(source, made.out, Progress(quiet=True))
     experts = [one.numbers for one in found.tensors if ".experts." in one.name]
     assert experts and all(one is not None and one.relative < 0.01 for one in experts)
+
+
+FUSED_TENSORS = {"gate_up_proj": (4, 128, 64), "down_proj": (4, 64, 64)}
+GRANITE = {"input_linear.weight": (4, 128, 64), "output_linear.weight": (4, 64, 64)}
+EACH = ["*.experts.*.gate_proj", "*.up_proj", "*.experts.*.down_proj"]
+
+
+@pytest.mark.parametrize(
+    ("layer", "names", "patterns", "reason"),
+    [
+        ("mlp.experts", FUSED_TENSORS, ["*.experts.*"], "override '*.experts.*'"),
+        ("mlp.experts", FUSED_TENSORS, ["*.experts.*_proj.weight"], "'*.experts.*_proj.weight'"),
+        ("mlp.experts", FUSED_TENSORS, EACH, "override '*.experts.*.down_proj'"),
+        ("block_sparse_moe", GRANITE, ["*.experts.*"], "override '*.experts.*'"),
+        ("block_sparse_moe", GRANITE, EACH, "override '*.experts.*.down_proj'"),
+    ],
+)
+def test_an_override_leaves_them_fused(
+    layer: str, names: header_files.Shapes, patterns: list[str], reason: str, tmp_path: Path
+) -> None:
+    """It means them by the names of their matrices, and the plan says that it was the override."""
+    block = {f"model.layers.0.{layer}.{name}": shape for name, shape in names.items()}
+    header_files.write(tmp_path, {"model.layers.0.self_attn.q_proj.weight": (64, 64), **block}, {})
+    entries = ", ".join(f'{{match: "{pattern}", dense: true}}' for pattern in patterns)
+    recipe = load("w4g64-rtn", ["format=compressed-tensors", f"overrides=[{entries}]"])
+    plan = make_plan(recipe, as_quantized(recipe, Checkpoint.open(tmp_path)))
+    assert [tensor.name for tensor in plan.tensors if tensor.fused] == list(block)
+    told = [str(plan.by_name[name].reason) for name in block]
+    assert reason in told[-1] and all(one.startswith("override '*.") for one in told)
+    assert not [one for one in plan.warnings if "matches no" in one]
+    (said,) = [one for one in plan.warnings if "hold fused experts" in one]
+    assert said.startswith("2 tensors")
+
+
+def test_why_they_stay_fused_without_an_override(tmp_path: Path) -> None:
+    recipe = load("w4g64-rtn", ["weights.group_size=48", "indivisible=dense"])
+    shapes = {"model.layers.0.self_attn.q_proj.weight": (96, 96)}
+    shapes |= {f"{LAYER}.{name}": shape for name, shape in FUSED_TENSORS.items()}
+    header_files.write(tmp_path, shapes, {})
+    plan = make_plan(recipe, as_quantized(recipe, Checkpoint.open(tmp_path)))
+    told = {plan.by_name[f"{LAYER}.{name}"].reason for name in FUSED_TENSORS}
+    assert told == {"experts fused in one tensor, of which the recipe quantizes none"}

@@ -7,13 +7,14 @@ import header_files
 import pytest
 from planning import plan_of, quantized
 
+import qtool
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.planning import duration, estimate
 from qtool.planning.plan import Plan, make_plan
 from qtool.planning.rows import rows, scheme_of
 from qtool.recipe.recipe import load
 from qtool.runs.planned_view import planned_view
-from qtool.verification.engine_rules import view_findings
+from qtool.verification.engine_rules import ENGINES, view_findings
 
 
 @pytest.mark.parametrize(
@@ -54,6 +55,36 @@ def test_experts_of_a_block_are_one_layer_for_engines(tmp_path: Path) -> None:
     shapes["model.layers.0.mlp.experts.2.down_proj.weight"] = (36, 128)
     plan = plan_of(tmp_path, shapes, "w4g128-awq", "indivisible=dense")
     assert {name.split(".")[2] for name in quantized(plan)} == {"1"}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "sets", "about"),
+    [
+        ("w4g128-gptq", ["weights.symmetric=false"], {"vllm", "sglang"}),
+        ("w3g128-rtn", [], {"vllm"}),
+        ("w4g128-awq", ["awq.layout=gemv"], {"vllm", "sglang", "transformers"}),
+        ("w4g128-gptq", ["gptq.static_groups=false"], {*ENGINES}),
+        ("w4g128-gptq", ["weights.group_size=256", "indivisible=dense"], {"vllm", "sglang"}),
+        ("w4g128-gptq", ["overrides=[{match: lm_head, weights: {bits: 8}}]"], {"transformers"}),
+        ("w4a16-ct", ["overrides=[{match: lm_head, weights: {bits: 8}}]"], {"vllm", "sglang"}),
+        ("nvfp4-w4a4", [], {"vllm"}),
+        ("w8a8-dynamic", ["activations.bits=4"], set()),
+    ],
+)
+def test_an_engine_that_is_named_is_told_of_alone(
+    recipe: str, sets: list[str], about: set[str], tmp_path: Path
+) -> None:
+    """What is about no engine is said with each; what the rules of --engine say, with none."""
+    shapes = header_files.llama() | {"lm_head.weight": (1024, 256)}
+    header_files.write(tmp_path, shapes, {"num_attention_heads": 2})
+
+    def told(engine: str | None) -> list[str]:
+        found = qtool.plan(tmp_path, recipe, changes=sets, engine=engine)
+        return [one for one in (*found.warnings, *found.notes) if "tokenizer" not in one]
+
+    said = told(None)
+    assert said and {engine for engine in ENGINES if told(engine) == said} == about
+    assert {engine for engine in ENGINES if told(engine)} == about
 
 
 def test_scales_that_engines_round_are_noted(tmp_path: Path) -> None:

@@ -46,6 +46,23 @@ def test_scales_and_the_text_are_told(tmp_path: Path) -> None:
     assert not any("documentation" in note or "scales of keys" in note for note in made.notes)
 
 
+def test_a_run_and_verify_count_alike(tmp_path: Path) -> None:
+    """And a share of something else says so."""
+    dense = ('overrides=[{match: "*.down_proj", dense: true}]',)
+    made = api.quantize("tiny", "w8-rtn", tmp_path / "a", changes=dense)
+    (line,) = [one for one in made.lines() if one.startswith("tensors: ")]
+    share = line.partition("dropped; ")[2].removesuffix(" left unquantized")
+    assert share.endswith("% of the weights") and share != "14.3% of the weights"
+    said = CliRunner().invoke(app, ["verify", str(tmp_path / "a")]).stdout.splitlines()
+    assert f": gptq, {share} unquantized, " in said[-1]
+    (told,) = [one for one in said if one.startswith("warning (unquantized): ")]
+    assert "% of the weights in the blocks' linear layers, which alone are counted here" in told
+    cache = ("kv_cache={bits: 8, type: float}",)
+    made = api.quantize("tiny", "w8a16-ct", tmp_path / "b", changes=cache, samples=1, length=16)
+    verdict = api.verify(tmp_path / "b")
+    assert scales(tmp_path / "b") and verdict.unquantized_share == made.unquantized_share
+
+
 def test_what_errors_are_of(tmp_path: Path) -> None:
     """Of outputs where a method asked for sums of inputs, of weights else; of each where both."""
     few = {"samples": 1, "length": 64}

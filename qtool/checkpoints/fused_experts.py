@@ -104,6 +104,15 @@ def fused_layers(tensors: Mapping[str, TensorInfo], interleaved: bool = False) -
             yield Fused(layer, gate_up, down, layout == "transposed", interleaved)
 
 
+def matrices(tensors: Mapping[str, TensorInfo]) -> dict[str, tuple[str, ...]]:
+    """Of each fused tensor that can be seen apart: the names of its matrices."""
+    return {
+        info.name: tuple(piece.name for piece, _ in _pieces(fused, info))
+        for fused in fused_layers(tensors)
+        for info in (fused.gate_up, fused.down)
+    }
+
+
 @dataclass(frozen=True)
 class Apart(Checkpoint):
     """See Checkpoint. Some matrices are columns of what lies in the files."""

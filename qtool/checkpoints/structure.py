@@ -25,6 +25,8 @@ OTHER_TOWERS = re.compile(
     r"|encoder(?!.*decoder)",
     re.IGNORECASE,
 )
+# Blocks that predict tokens further on, where they have a list of their own.
+AHEAD = re.compile(r"(^|\.)(mtp|nextn|draft)")
 # The first counts blocks, where the second counts how often blocks run.
 _COUNT_KEYS = ("num_layers_per_stack", "num_hidden_layers", "n_layer", "num_layers", "n_layers")
 _TEXT_CONFIGS = ("text_config", "llm_config", "language_config", "thinker_config")
@@ -40,6 +42,7 @@ _CODES = ("qweight", "weight_packed", "W_q", "_data")
 _BUFFERS = ("inv_freq", "masked_bias", "position_ids", "causal_mask")
 
 FUSED_EXPERTS = "experts fused in one tensor, which this version does not take apart"
+LEFT_FUSED = "experts fused in one tensor, of which the recipe quantizes none"
 NO_LINEAR = "a parameter that is no linear layer's weight"
 OUTSIDE = "outside the decoder blocks"
 

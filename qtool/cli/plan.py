@@ -81,7 +81,7 @@ def plan(
         typer.echo(json.dumps(found.json()))
     else:
         how = methods(found.plan.recipe) if found.calibrates else None
-        _print_any(found.plan, all_, engine is not None, how)
+        _print_any(found.plan, all_, how)
         for finding in found.findings:
             typer.echo(printable(f"{finding.severity}: {finding.message}"))
         if engine is not None and not found.findings:
@@ -90,16 +90,14 @@ def plan(
         raise typer.Exit(1)
 
 
-def _print_any(made: "Plan | GgufPlan", every: bool, engine: bool, how: str | None) -> None:
+def _print_any(made: "Plan | GgufPlan", every: bool, how: str | None) -> None:
     """how: by which methods, where these look at activations."""
     from qtool.planning.plan import Plan
 
-    _print(made, every, engine, how) if isinstance(made, Plan) else _print_gguf(made, every, how)
+    _print(made, every, how) if isinstance(made, Plan) else _print_gguf(made, every, how)
 
 
-def _print(made: "Plan", every: bool, engine: bool, how: str | None) -> None:
-    """engine: whether one is named, which says for itself what it refuses."""
-    from qtool.planning.engines import told_of_one
+def _print(made: "Plan", every: bool, how: str | None) -> None:
     from qtool.planning.rows import rows, scheme_of
 
     _table(rows(made.tensors, scheme_of, every), "scheme")
@@ -113,8 +111,7 @@ def _print(made: "Plan", every: bool, engine: bool, how: str | None) -> None:
         f"{made.bits_per_weight:.3f} bits per weight, "
         f"{made.unquantized_share:.1%} of the weights left unquantized"
     )
-    twice = told_of_one(made.recipe, made.tensors) if engine else []
-    _end(made.memory, made.seconds, [text for text in made.warnings if text not in twice])
+    _end(made.memory, made.seconds, made.warnings)
 
 
 def _print_gguf(made: "GgufPlan", every: bool, how: str | None) -> None:

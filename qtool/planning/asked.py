@@ -135,6 +135,7 @@ def _planned(
     plan = make_plan(recipe, opened, shard_bytes, threads=threads, max_ram=max_ram)
     if asked.engine is None:
         return plan, []
+    from qtool.planning.engines import besides
     from qtool.runs.planned_view import expected, planned_view
     from qtool.verification.engine_modules import class_modules
     from qtool.verification.engine_rules import view_findings
@@ -142,6 +143,8 @@ def _planned(
     view, modules = planned_view(plan, opened.config, expected(plan, opened.config)), None
     if asked.engine == "transformers":
         modules = class_modules(opened, view)
+    unasked = besides(recipe, plan.tensors, opened.config, asked.engine)
+    plan = replace(plan, warnings=tuple(one for one in plan.warnings if one not in unasked))
     return plan, view_findings(view, asked.engine, asked.tp, modules)
 
 

@@ -1,14 +1,15 @@
 """What engines will make of an artifact that is planned, without one engine being named.
 
 One sentence for each combination that some engine refuses or serves slowly; `--engine` asks the
-same rules (qtool/verification/engine_rules.py) for one engine and a number of GPUs.
+same rules (qtool/verification/engine_rules.py) for one engine and a number of GPUs, and of these
+sentences leaves those that are not about it.
 """
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from qtool.checkpoints.structure import FUSED_EXPERTS, expert_of
+from qtool.checkpoints.structure import expert_of
 from qtool.formats import FORMATS
 from qtool.formats.facts import Facts
 from qtool.planning.fit import format_options
@@ -21,6 +22,9 @@ from qtool.verification.engine_schemes import Pair, other_block, otherwise, pair
 from qtool.verification.engine_split import GROUP_SIZES
 from qtool.verification.engine_view import mixed_parts, planned_layers
 
+_VLLM, _SERVERS, _TRANSFORMERS = ("vllm",), ("vllm", "sglang"), ("transformers",)
+_ANY = (*_SERVERS, *_TRANSFORMERS, "llama.cpp", "exllama", "mlx-lm")
+_Told = tuple[str, Sequence[str]]
 # Of OmniServe's kernels (w4a8_per_group, w4a8_per_chn).
 QSERVE_GROUPS = {128, -1}
 # For those who choose, in `plan` and on the model card. A run does not repeat it: what it says at
@@ -33,29 +37,43 @@ ROUNDED_SCALES = (
 
 def warnings(recipe: Recipe, tensors: Sequence[Planned], config: Mapping[str, Any]) -> list[str]:
     """One sentence for each combination that some engine refuses or serves slowly."""
-    quantized = [tensor for tensor in tensors if tensor.scheme is not None]
-    if not quantized:
-        return _cache(recipe)
-    found = [
-        *_cache(recipe),
-        *_fp4_inputs(recipe),
-        *_format(recipe, quantized, config),
-        *_groups(quantized),
-        *_fused(recipe, tensors),
-        *_head(recipe, quantized),
-    ]
-    found += _marlin(recipe, quantized)
-    found += _bfloat16(quantized) if recipe.activations is None else []
-    found += told_of_one(recipe, tensors)
-    if recipe.format == "mlx":  # the others do not read it
-        found = []
-    fused = [tensor.name for tensor in tensors if tensor.reason == FUSED_EXPERTS]
-    if fused:
+    found = [text for text, _ in _told(recipe, tensors, config)]
+    fused = [tensor.name for tensor in tensors if tensor.fused]
+    if fused and any(tensor.scheme is not None for tensor in tensors):
         found.append(
             f"{len(fused)} tensors hold fused experts and stay dense (the first: {fused[0]}); "
             "they may be most of the model"
         )
     return found
+
+
+def besides(
+    recipe: Recipe, tensors: Sequence[Planned], config: Mapping[str, Any], engine: str
+) -> list[str]:
+    """Those of the sentences that are about other engines, or that --engine says itself."""
+    return [text for text, about in _told(recipe, tensors, config) if engine not in about]
+
+
+def _told(recipe: Recipe, tensors: Sequence[Planned], config: Mapping[str, Any]) -> list[_Told]:
+    """Sentences, each with the engines that it is about and that do not say it themselves."""
+    quantized = [tensor for tensor in tensors if tensor.scheme is not None]
+    if not quantized or recipe.format == "mlx":  # which only mlx-lm reads
+        return _about(_SERVERS, [] if quantized else _cache(recipe))
+    return [
+        *_about(_SERVERS, _cache(recipe)),
+        *_about(_VLLM, _fp4_inputs(recipe)),
+        *_format(recipe, quantized, config),
+        *_about(_SERVERS, _groups(quantized)),
+        *_about(_SERVERS, _fused(recipe, tensors)),
+        *_head(recipe, quantized),
+        *_about(_VLLM, _marlin(recipe, quantized)),
+        *_about(_SERVERS, _bfloat16(quantized) if recipe.activations is None else []),
+        *_about((), _told_of_one(recipe, quantized)),
+    ]
+
+
+def _about(engines: Sequence[str], sentences: Sequence[str]) -> list[_Told]:
+    return [(text, engines) for text in sentences]
 
 
 def _fp4_inputs(recipe: Recipe) -> list[str]:
@@ -68,9 +86,8 @@ def _fp4_inputs(recipe: Recipe) -> list[str]:
     ]
 
 
-def told_of_one(recipe: Recipe, tensors: Sequence[Planned]) -> list[str]:
+def _told_of_one(recipe: Recipe, quantized: Sequence[Planned]) -> list[str]:
     """Those of the sentences that --engine says for its engine: rotations, and kernels."""
-    quantized = [tensor for tensor in tensors if tensor.scheme is not None]
     kernels = _kernels(recipe, quantized)
     if "rotate" not in recipe.transform_chain or not recipe.rotate.online:
         return kernels
@@ -98,45 +115,45 @@ def _cache(recipe: Recipe) -> list[str]:
     ]
 
 
-def _format(recipe: Recipe, quantized: Sequence[Planned], config: Mapping[str, Any]) -> list[str]:
+def _format(recipe: Recipe, quantized: Sequence[Planned], config: Mapping[str, Any]) -> list[_Told]:
     schemes = {tensor.scheme for tensor in quantized if tensor.scheme is not None}
-    found = []
+    found: list[_Told] = []
     instead = instead_for_experts(recipe.format, config)
     if instead is not None and any(expert_of(tensor.name) for tensor in quantized):
         grave = "" if recipe.format == "bitsandbytes" else "note: "
-        found.append(
+        found += _about(_TRANSFORMERS, [
             f"{grave}transformers 5 has the experts of a block in one parameter, which takes no "
             f"codes of {recipe.format}; {instead}"
-        )
+        ])  # fmt: skip
     if recipe.format == "awq" and recipe.awq.layout != "gemm":
-        found.append(
+        found += _about((*_SERVERS, *_TRANSFORMERS), [
             f"no current engine loads the AWQ layout {recipe.awq.layout}: vLLM, SGLang and "
             "transformers read gemm; AutoAWQ's and TinyChat's own kernels read this one"
-        )
+        ])  # fmt: skip
     if recipe.format == "gptq":
         if any(not scheme.symmetric for scheme in schemes):
-            found.append(
+            found += _about(_SERVERS, [
                 "vLLM and SGLang refuse asymmetric GPTQ (sym: false, gptq_v2); GPTQModel and "
                 "transformers load it; --set weights.symmetric=true makes it load everywhere"
-            )
+            ])  # fmt: skip
         if slow := sorted({scheme.bits for scheme in schemes} & {2, 3}):
             bits = "/".join(map(str, slow))
-            found.append(
+            found += _about(_VLLM, [
                 f"{bits}-bit GPTQ has no Marlin kernel: current vLLM (0.32) refuses it, older ones "
                 "serve it with a slower float16 kernel; GPTQModel and transformers load it"
-            )
+            ])  # fmt: skip
         if recipe.reorders_groups:
-            found.append(
+            found += _about(_ANY, [
                 "act_order without static_groups leaves groups out of order (desc_act): slower "
                 "everywhere and wrong in some engines under tensor parallelism"
-            )
+            ])  # fmt: skip
     if recipe.format == "qserve":
         sizes = {scheme.group_size for scheme in schemes} - QSERVE_GROUPS
-        found += [
+        found += _about(_ANY, [
             "OmniServe's kernels have groups of 128, or one scale a row (group_size -1), and would "
             f"read scales of groups of {size} in the wrong places; `qtool eval` measures it"
             for size in sorted(sizes)
-        ]
+        ])  # fmt: skip
     return found
 
 
@@ -217,7 +234,7 @@ def _fused(recipe: Recipe, tensors: Sequence[Planned]) -> list[str]:
     ]
 
 
-def _head(recipe: Recipe, quantized: Sequence[Planned]) -> list[str]:
+def _head(recipe: Recipe, quantized: Sequence[Planned]) -> list[_Told]:
     """A quantized output head, which not every engine loads."""
     for tensor in quantized:
         if tensor.block is not None or tensor.scheme is None:
@@ -225,15 +242,15 @@ def _head(recipe: Recipe, quantized: Sequence[Planned]) -> list[str]:
         scheme = tensor.scheme
         why = length_refused(recipe.format, tensor.shape[0], scheme.bits, scheme.symmetric)
         if why is not None:
-            return [f"vLLM and SGLang refuse the head {tensor.module}: {why}"]
+            return _about(_SERVERS, [f"vLLM and SGLang refuse the head {tensor.module}: {why}"])
         if recipe.format == "compressed-tensors":
-            return [
+            return _about(_SERVERS, [
                 "note: SGLang before August 2026 and vLLM before March 2026 read no quantized head "
                 "of compressed-tensors"
-            ]
-        return [
+            ])  # fmt: skip
+        return _about(_TRANSFORMERS, [
             f"note: transformers loads no quantized head of {recipe.format}; vLLM and SGLang do"
-        ]
+        ])  # fmt: skip
     return []
 
 

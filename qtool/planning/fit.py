@@ -6,7 +6,7 @@ stored alike.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fnmatch import translate
 from math import gcd, prod
@@ -35,8 +35,15 @@ def recipe_scheme(recipe: Recipe) -> Action:
     return recipe.scheme
 
 
-def override(recipe: Recipe, actions: dict[str, Action]) -> list[str]:
-    """Apply the recipe's overrides; the sentences about those that match nothing."""
+def override(
+    recipe: Recipe, actions: dict[str, Action], parts: Mapping[str, Sequence[str]] | None = None
+) -> list[str]:
+    """Apply the recipe's overrides; the sentences about those that match nothing.
+
+    parts: of fused experts that stay fused, the names of their matrices, by which overrides mean
+    them, too.
+    """
+    parts = parts or {}
     warnings = []
     before: dict[str, Scheme] = {}  # of what an override made dense, which a later one may undo
     for number, entry in enumerate(recipe.overrides):
@@ -45,7 +52,7 @@ def override(recipe: Recipe, actions: dict[str, Action]) -> list[str]:
         dense: list[tuple[str, str]] = []  # what is never quantized, each with its reason
         for name, action in actions.items():
             module = name.removesuffix(".weight")
-            if not (pattern.match(module) or pattern.match(name)):
+            if not any(means(pattern, one) for one in (name, *parts.get(name, ()))):
                 continue
             if entry.weights is None:
                 hits += 1
@@ -73,7 +80,25 @@ def override(recipe: Recipe, actions: dict[str, Action]) -> list[str]:
                 more = f" and {len(dense) - 1} more" if len(dense) > 1 else ""
                 said += f", but {name}{more}, which stays dense ({reason})"
             warnings.append(said)
+    left = [name for name in parts if actions[name] == Dense(structure.FUSED_EXPERTS)]
+    actions |= {name: Dense(_left_fused(recipe, name, parts[name])) for name in left}
     return warnings
+
+
+def means(pattern: re.Pattern[str], name: str) -> bool:
+    """Whether an override means a tensor: its name, or that of its module."""
+    return any(pattern.match(one) for one in (name, name.removesuffix(".weight")))
+
+
+def _left_fused(recipe: Recipe, name: str, matrices: Sequence[str]) -> str:
+    """Why experts stay fused that could be apart: the override, where overrides mean them all."""
+    dense = {o.match: re.compile(translate(o.match)) for o in recipe.overrides if o.dense}
+    own = next((match for match, one in dense.items() if means(one, name)), None)
+    found = [
+        own or next((match for match, one in dense.items() if means(one, matrix)), None)
+        for matrix in matrices
+    ]
+    return structure.LEFT_FUSED if None in found else f"override {found[0]!r}"
 
 
 def format_options(recipe: Recipe) -> Options:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from qtool.checkpoints.checkpoint import Checkpoint
-from qtool.checkpoints.structure import FUSED_EXPERTS, expert_of
+from qtool.checkpoints.structure import expert_of
 from qtool.errors import UnsupportedError
 from qtool.formats import mxfp4
 from qtool.planning.fit import Action
@@ -38,7 +38,7 @@ def refuse(recipe: Recipe, checkpoint: Checkpoint, tensors: Sequence[Planned]) -
     """UnsupportedError where some experts stay dense: engines take all of them for codes."""
     if recipe.format != mxfp4.NAME:
         return
-    fused = [t for t in tensors if t.reason == FUSED_EXPERTS]
+    fused = [tensor for tensor in tensors if tensor.fused]
     left = fused or [t for t in tensors if t.scheme is None and expert_of(t.name) is not None]
     if left:
         raise UnsupportedError(

@@ -10,10 +10,12 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from itertools import chain
 from typing import Any
 
 from qtool.checkpoints import padding, structure
 from qtool.checkpoints.checkpoint import Checkpoint
+from qtool.checkpoints.fused_experts import matrices
 from qtool.checkpoints.structure import BlockStack
 from qtool.errors import SourceError, UnsupportedError
 from qtool.formats import FORMATS
@@ -199,12 +201,13 @@ def make_plan(
         name: default if role.reason is None else Dense(role.reason) for name, role in roles.items()
     }
     heads.refuse_tied(recipe, tensors, heads.says_tied(checkpoint.config))
-    unmatched.refuse(recipe, actions)
+    fused = matrices(tensors)
+    unmatched.refuse(recipe, [*actions, *chain.from_iterable(fused.values())])
     kind = str(checkpoint.config.get("model_type") or "")
     mlx.leave(recipe, kind, actions)
     mxfp4.leave(recipe, actions)
     heads.quantize_outside(recipe, actions, kind, heads.says_tied(checkpoint.config))
-    warnings += override(recipe, actions)
+    warnings += override(recipe, actions, fused)
     no_place: Action = Dense("unknown to the model class")
     actions |= {n: no_place for n in unknown if isinstance(actions[n], Scheme)}
     fit(recipe, tensors, actions)
@@ -235,6 +238,7 @@ def make_plan(
                 *(cache[name].specs() if name in cache else ()),
             ),
             roles[name].block,
+            roles[name].reason == structure.FUSED_EXPERTS,
         )
         for name, info in tensors.items()
     )

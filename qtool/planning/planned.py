@@ -18,6 +18,7 @@ class Planned:
     action: Action
     outputs: tuple[TensorSpec, ...]
     block: int | None  # the decoder block it belongs to; None outside, and beyond the last one run
+    fused: bool = False  # whether it holds experts fused in one tensor, for whatever reason
 
     @property
     def module(self) -> str:

@@ -12,16 +12,15 @@ from fnmatch import fnmatchcase, translate
 
 from qtool.checkpoints import structure
 from qtool.checkpoints.checkpoint import Checkpoint
-from qtool.checkpoints.fused_experts import fused_layers
 from qtool.errors import UnsupportedError
 from qtool.formats import mxfp4
+from qtool.planning.fit import means
 from qtool.planning.planned import Planned
 from qtool.recipe.recipe import Recipe
 from qtool.scheme import Dropped
 
 MUCH = 0.25  # of the numbers in decoder blocks
 _LITTLE = 0.05  # of them, which the sentence leaves out
-_AHEAD = re.compile(r"(^|\.)(mtp|nextn|draft)")  # blocks that predict tokens further on
 _SECOND = "blocks in a list of their own, which this version does not quantize"
 
 
@@ -33,10 +32,7 @@ def refuse(recipe: Recipe, checkpoint: Checkpoint, tensors: Sequence[Planned]) -
     inside = [t for t in tensors if t.block is not None and not isinstance(t.action, Dropped)]
     second = _second_list(inside, tensors)
     found = {t: str(t.reason) for t in inside if _unseen(t)} | dict.fromkeys(second, _SECOND)
-    # Fused experts that could be apart are left as they are where the recipe makes them dense.
-    layers = fused_layers(checkpoint.tensors)
-    chosen = {info.name for layer in layers for info in (layer.gate_up, layer.down)}
-    chosen |= _overridden(recipe, (tensor.name for tensor in found))
+    chosen = _overridden(recipe, (tensor.name for tensor in found))
     left = {tensor: reason for tensor, reason in found.items() if tensor.name not in chosen}
     total = sum(tensor.parameters for tensor in (*inside, *second))
     share = sum(tensor.parameters for tensor in left) / total if total else 0.0
@@ -94,7 +90,7 @@ def _second_list(inside: Sequence[Planned], tensors: Iterable[Planned]) -> list[
         for prefix, found in lists.items()
         if all((_split(one.name)[1], one.shape) in alike for one in found)
         and not structure.OTHER_TOWERS.search(prefix)
-        and not _AHEAD.search(prefix)
+        and not structure.AHEAD.search(prefix)
         for tensor in found
     ]
 
@@ -108,11 +104,7 @@ def _split(name: str) -> tuple[str, str]:
 def _overridden(recipe: Recipe, names: Iterable[str]) -> set[str]:
     """Names that the recipe says to leave dense."""
     patterns = [re.compile(translate(one.match)) for one in recipe.overrides if one.dense]
-    return {
-        name
-        for name in names
-        if any(p.match(name) or p.match(name.removesuffix(".weight")) for p in patterns)
-    }
+    return {name for name in names if any(means(pattern, name) for pattern in patterns)}
 
 
 def _patterns(names: Iterable[str], quantized: Collection[str]) -> list[str]:

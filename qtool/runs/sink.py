@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from qtool import __version__
 from qtool.artifacts.stored_config import plain_config
 from qtool.checkpoints.checkpoint import Checkpoint
-from qtool.checkpoints.structure import FUSED_EXPERTS, fused_layer
+from qtool.checkpoints.structure import fused_layer
 from qtool.errors import SourceError
 from qtool.formats import FORMATS
 from qtool.formats.facts import Facts, in_config
@@ -179,7 +179,7 @@ def _dense_linears(tensors: Sequence[Planned]) -> tuple[str, ...]:
         and len(t.shape) == 2
         and (not t.action.reason.startswith("embedding") or _EMBEDS_PATCHES.search(t.name))
     ]
-    stacks = (fused_layer(t.name) for t in tensors if t.reason == FUSED_EXPERTS)
+    stacks = (fused_layer(t.name) for t in tensors if t.fused)
     return (*matrices, *dict.fromkeys(stacks))
 
 

@@ -221,8 +221,9 @@ def check_share(subject: Subject) -> Iterator[Finding]:
         kind = kinds.most_common(1)[0][0]
         yield Finding(
             "warning", "unquantized", names[kind],
-            f"{dense / total:.0%} of the blocks' linear layers are unquantized, most of them "
-            f"{kind} ({names[kind]}); the artifact is larger than its {_claim(subject)} promise",
+            f"{dense / total:.0%} of the weights in the blocks' linear layers, which alone are "
+            f"counted here, are unquantized, most of them {kind} ({names[kind]}); the artifact is "
+            f"larger than its {_claim(subject)} promise",
         )  # fmt: skip
 
 

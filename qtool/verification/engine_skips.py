@@ -9,17 +9,25 @@
     FP8                 modules_to_not_convert   whole names
     AutoRound           extra_config             engine_auto_round
 
+Of towers and projectors it is up to an engine's class of the model, and to its version, whether
+they are asked for: in vLLM those of LLaVA, Gemma 3 and Qwen2-VL are, and what merges patches in
+Mistral 3 is not; SGLang has its Qwen3-VL either way. What no list names there is a warning.
+
 A part of a name is a trap: `mlp.gate` is also in `mlp.gate_proj`. vLLM and SGLang ask by the name
 of the layer that they fuse, `mlp.gate_up_proj`; for AWQ, compressed-tensors and FP8 vLLM also asks
 by the names of its parts.
 Sources: vLLM 0.32 (quant_utils.is_layer_skipped, gptq_utils, compressed_tensors/utils), SGLang
-(awq, gptq), transformers 5.23 (quantizers_utils.should_convert_module).
+(awq, gptq), transformers 5.23 (quantizers_utils.should_convert_module); of towers vLLM
+(models/llava, qwen2_vl, and pull request 10169), llm-compressor (issues 1546 and 1652), SGLang
+(models/qwen2_5_vl, qwen3_vl).
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from qtool.checkpoints.layer_names import FUSED, experts_of
+from qtool.checkpoints.structure import OTHER_TOWERS
 from qtool.formats import auto_round
 from qtool.formats.compressed_tensors_config import named
 from qtool.formats.facts import names_of
@@ -27,7 +35,7 @@ from qtool.formats.gptq_dynamic import entry_for, negative
 from qtool.formats.patterns import any_of
 from qtool.verification import engine_auto_round
 from qtool.verification.engine_targets import group_of
-from qtool.verification.engine_view import EngineView, Layer, alike
+from qtool.verification.engine_view import EngineView, Layer, alike, some
 from qtool.verification.finding import Finding
 
 CHECK = "engine-skip-list"
@@ -70,6 +78,40 @@ def skip_findings(view: EngineView, engine: str, who: str) -> Iterator[Finding]:
     if _names(view.quantization) or view.format == "compressed-tensors":
         routers = [layer for layer in view.layers if layer.role == "router"]
         yield from alike("warning", CHECK, routers, not_named, "{} is not quantized")
+
+
+def tower_findings(view: EngineView, engine: str, who: str) -> Iterator[Finding]:
+    """Dense matrices of a tower, or between it and the decoder, that no list leaves unquantized."""
+    sees = any(OTHER_TOWERS.search(layer.module) for layer in view.beside)
+    if not view.quantized or not sees:
+        return
+    missed = [
+        layer.module
+        for layer in view.beside
+        if _asked(view, layer, engine) and not _named_anyhow(view, layer, engine)
+    ]
+    if missed:
+        them = "it" if len(missed) == 1 else "them"
+        yield Finding(
+            "warning", CHECK, missed[0],
+            f"{some(missed)} {'is' if len(missed) == 1 else 'are'} not quantized, and "
+            f"{_list_of(view)} does not name {them}: where {who} builds {them} with quantization, "
+            "as many of its classes do, it looks for codes that are not there; add "
+            + ("that name" if len(missed) == 1 else "such names"),
+        )  # fmt: skip
+
+
+def _named_anyhow(view: EngineView, layer: Layer, engine: str) -> bool:
+    """Whether a list names a matrix of a tower, or may: engines rewrite the beginnings of names in
+    lists as they do those of tensors, and some take the name of a tower for all that is in it."""
+    plain = layer.module.removeprefix("model.")
+    names = [layer.module, plain, f"model.{plain}"]
+    if view.format in ("awq", "fp8"):
+        inside = [f".{entry}." for entry in _names(view.quantization)]
+        if any(entry in f".{name}." for entry in inside for name in names):
+            return True
+    layers = (replace(layer, module=name) for name in names)
+    return any(_entry_for(view, one, engine) is not None for one in layers)
 
 
 def _list_of(view: EngineView) -> str:

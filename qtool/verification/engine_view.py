@@ -17,6 +17,8 @@ from qtool.artifacts.entry import Entry
 from qtool.artifacts.stored_config import quantization_config
 from qtool.checkpoints.layer_names import is_head
 from qtool.checkpoints.structure import (
+    AHEAD,
+    OUTSIDE,
     BlockStack,
     expert_of,
     expert_parents,
@@ -46,6 +48,7 @@ _REPLICATED = {"q_a_proj", "kv_a_proj_with_mqa", "shared_expert_gate", "router",
 _LAST = {"down_proj", "w2", "dense_4h_to_h", "fc2", "c_proj"}
 _ATTENTION = re.compile(r"attn|attention")
 _SHOWN = 3
+_BESIDE = "beside"
 
 
 def ends_mlp(module: str) -> bool:
@@ -76,7 +79,7 @@ class Layer:
     out_features: int
     in_features: int
     stored: Stored | None  # None: dense
-    role: str = "linear"  # or router, head
+    role: str = "linear"  # or router, head, beside
 
     @property
     def last(self) -> str:
@@ -115,6 +118,8 @@ class EngineView:
     layers: tuple[Layer, ...]
     names: frozenset[str]  # of all stored tensors
     model_dtype: str  # of most dense tensors: BF16, F16, F32
+    # Dense matrices beside the decoder: of towers, projectors. A plan's are all on its list.
+    beside: tuple[Layer, ...] = ()
 
     @property
     def quantized(self) -> tuple[Layer, ...]:
@@ -155,9 +160,10 @@ def view_of(artifact: Artifact) -> EngineView:
         artifact.found.layout,
         artifact.checkpoint.config,
         quantization,
-        tuple(layers),
+        tuple(layer for layer in layers if layer.role != _BESIDE),
         frozenset(artifact.checkpoint.tensors),
         dtypes.most_common(1)[0][0] if dtypes else "",
+        tuple(layer for layer in layers if layer.role == _BESIDE),
     )
 
 
@@ -214,7 +220,7 @@ def _info(entry: Entry) -> TensorInfo:
 
 
 def _roles(infos: Mapping[str, TensorInfo], artifact: Artifact) -> dict[str, str]:
-    """linear, router or head, by name; other tensors are not there."""
+    """linear, router, head or beside (the decoder), by name; other tensors are not there."""
     try:
         blocks = find_blocks(infos, artifact.checkpoint.config)
     except SourceError:
@@ -229,6 +235,8 @@ def _roles(infos: Mapping[str, TensorInfo], artifact: Artifact) -> dict[str, str
             found[name] = "router"
         elif what.reason == "output head":
             found[name] = "head"
+        elif what.reason == OUTSIDE and not AHEAD.search(name):
+            found[name] = _BESIDE
     return found
 
 

@@ -49,6 +49,7 @@ from qtool.verification.scaling import Compared, Floats, compare
 from qtool.verification.stated import CHECK as STATED
 from qtool.verification.stated import check_stated, statement_of
 from qtool.verification.subject import Subject, subject_of
+from qtool.verification.tensor_names import of_attention
 
 Check = Callable[[Subject], Iterator[Finding]]
 NumericCheck = Callable[[Artifact, Sequence[Measured]], Iterator[Finding]]
@@ -276,6 +277,7 @@ def _sorted(found: Mapping[int, Any]) -> list[Any]:
 
 
 def _unquantized(entries: Collection[Entry]) -> float:
-    """The share of the numbers that are stored dense."""
-    total = sum(entry.parameters for entry in entries)
-    return sum(e.parameters for e in entries if e.scheme is None) / total if total else 0.0
+    """The share of the model's numbers, of which scales of the cache are none, stored dense."""
+    own = [e for e in entries if not of_attention(e.name) or e.name.endswith(".sinks")]
+    total = sum(entry.parameters for entry in own)
+    return sum(e.parameters for e in own if e.scheme is None) / total if total else 0.0
