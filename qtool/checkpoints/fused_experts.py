@@ -104,11 +104,13 @@ def fused_layers(tensors: Mapping[str, TensorInfo], interleaved: bool = False) -
             yield Fused(layer, gate_up, down, layout == "transposed", interleaved)
 
 
-def matrices(tensors: Mapping[str, TensorInfo]) -> dict[str, tuple[str, ...]]:
+def matrices(
+    tensors: Mapping[str, TensorInfo], interleaved: bool = False
+) -> dict[str, tuple[str, ...]]:
     """Of each fused tensor that can be seen apart: the names of its matrices."""
     return {
         info.name: tuple(piece.name for piece, _ in _pieces(fused, info))
-        for fused in fused_layers(tensors)
+        for fused in fused_layers(tensors, interleaved)
         for info in (fused.gate_up, fused.down)
     }
 

@@ -201,7 +201,7 @@ def make_plan(
         name: default if role.reason is None else Dense(role.reason) for name, role in roles.items()
     }
     heads.refuse_tied(recipe, tensors, heads.says_tied(checkpoint.config))
-    fused = matrices(tensors)
+    fused = matrices(tensors, interleaved=recipe.format == "mxfp4")
     unmatched.refuse(recipe, [*actions, *chain.from_iterable(fused.values())])
     kind = str(checkpoint.config.get("model_type") or "")
     mlx.leave(recipe, kind, actions)
