@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.checkpoints.layer_names import experts_of
+from qtool.errors import UnsupportedError
 from qtool.formats import safetensors_file as st
 from qtool.formats.safetensors_file import FLOAT_DTYPES, TensorInfo
 
@@ -167,7 +168,11 @@ def apart(
     }
     if not split:
         return checkpoint
-    assert type(checkpoint) in (Checkpoint, Apart)  # what a view makes lies in no file
+    if type(checkpoint) not in (Checkpoint, Apart):  # what a view makes lies in no file
+        raise UnsupportedError(
+            f"{checkpoint.path}: {next(iter(split))} holds fused experts, which are taken apart as "
+            "they lie in a plain checkpoint; make one first, with `qtool convert MODEL --to hf`"
+        )
     tensors: dict[str, TensorInfo] = {}
     files: dict[str, Path] = {}
     columns: dict[str, Columns] = {}

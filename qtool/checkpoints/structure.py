@@ -177,8 +177,8 @@ def check_source(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -
     if found is not None:
         raise UnsupportedError(
             f"the model is already quantized ({found}); start from the original in float16, "
-            "bfloat16 or float32 or, where there is none, from what `qtool convert MODEL --to hf` "
-            f"makes of it{needs}"
+            "bfloat16 or float32 or, where there is none, take it as it is (`qtool quantize` with "
+            f"--requantize), or from what `qtool convert MODEL --to hf` makes of it{needs}"
         )
     for name, info in tensors.items():
         if name.endswith(".weight") and len(info.shape) == 2 and info.shape[0] != info.shape[1]:

@@ -59,7 +59,7 @@ Replace = Annotated[
     bool, typer.Option("--replace", help="take an earlier artifact's place, when whole")
 ]
 Requantize = Annotated[
-    bool, typer.Option("--requantize", help="take a GGUF file that is quantized already")
+    bool, typer.Option("--requantize", help="take a model that is quantized already")
 ]
 SampleLength = Annotated[int | None, typer.Option(min=1, help="tokens in a sample")]
 Samples = Annotated[int | None, typer.Option(min=1, help="calibration samples")]

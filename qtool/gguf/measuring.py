@@ -88,7 +88,7 @@ def _measure(
     """Importance from a forward pass, of the checkpoint or of the GGUF file itself; scales and
     codes are found on the way."""
     from qtool.calibrating.measure import measure_importance
-    from qtool.checkpoints.checkpoint import Checkpoint
+    from qtool.converting.view import opened
 
     def measure(model: Weights, named: GgufSource) -> Importance:
         if sweeping is not None:
@@ -113,7 +113,7 @@ def _measure(
             return measure(weights, named)
     from qtool.quality.weights import runnable
 
-    return measure(view or runnable(Checkpoint.open(request.source)), source)
+    return measure(view or runnable(opened(request.source, request.requantize)), source)
 
 
 def _scaling(request: GgufRequest, view: "Rotated | None") -> "Scaling | None":

@@ -1,14 +1,19 @@
 """What is quantized into GGUF, from wherever it lies: a GGUF file, or a Hugging Face folder."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qtool.checkpoints.padding import KEY, padded
 from qtool.errors import SourceError, UnsupportedError
+from qtool.formats.gguf_values import string
 from qtool.gguf.inspect import gguf_models
 from qtool.gguf.source import GgufSource
 
+REQUANTIZED = "qtool.requantized_from"  # the key that tells of a quantized source
+
 if TYPE_CHECKING:
+    from qtool.checkpoints.checkpoint import Checkpoint
     from qtool.gguf.recipe import GgufRecipe
     from qtool.transforms.rotated import Rotated
 
@@ -18,8 +23,11 @@ def is_gguf(path: Path) -> bool:
     return bool(gguf_models(path))
 
 
-def open_source(path: Path) -> GgufSource:
-    """The tensors and metadata of a model; headers only. Close it when nothing is read any more."""
+def open_source(path: Path, requantize: bool = False) -> GgufSource:
+    """The tensors and metadata of a model; headers only. Close it when nothing is read any more.
+
+    requantize: a checkpoint that is quantized is shown as plain numbers.
+    """
     models = gguf_models(path)
     if len(models) > 1:
         names = ", ".join(file.name for file in models[:3])
@@ -29,23 +37,37 @@ def open_source(path: Path) -> GgufSource:
         from qtool.gguf.from_gguf import gguf_source
 
         return gguf_source(GgufFile.open(models[0]))
-    from qtool.checkpoints.checkpoint import Checkpoint
+    from qtool.converting.view import opened
     from qtool.gguf.from_hf import hf_source
 
-    return hf_source(Checkpoint.open(path))
+    checkpoint = opened(path, requantize)
+    return told(hf_source(checkpoint), checkpoint)
 
 
-def open_view(path: Path, recipe: "GgufRecipe", imatrix: Path | None) -> "Rotated | None":
+def told(source: GgufSource, checkpoint: "Checkpoint") -> GgufSource:
+    """The source, with what is recorded and said of a checkpoint that is quantized."""
+    from qtool.converting.view import Plain, said
+
+    if not isinstance(checkpoint, Plain):
+        return source
+    metadata = {**source.metadata, REQUANTIZED: string(checkpoint.kinds)}
+    return replace(source, metadata=metadata, warnings=(*said(checkpoint), *source.warnings))
+
+
+def open_view(
+    path: Path, recipe: "GgufRecipe", imatrix: Path | None, requantize: bool = False
+) -> "Rotated | None":
     """Where the recipe pads or has transforms, the checkpoint padded and as transforms change it,
-    before anything is changed; hf_source() of it is what is going to be written."""
+    before anything is changed; hf_source() of it is what is going to be written. requantize: see
+    open_source."""
     if not recipe.transforms and recipe.pad_intermediate < 2:
         return None
     _refuse_view(path, recipe, imatrix)
-    from qtool.checkpoints.checkpoint import Checkpoint
+    from qtool.converting.view import opened
     from qtool.gguf.experts_apart import experts_apart
     from qtool.transforms.rotated import untied
 
-    checkpoint = Checkpoint.open(path)
+    checkpoint = opened(path, requantize)
     if recipe.scaling:
         checkpoint = experts_apart(checkpoint)
     checkpoint = padded(checkpoint, recipe.pad_intermediate)

@@ -20,7 +20,7 @@ from qtool.formats.gguf_writer import GgufWriter, opened
 from qtool.gguf import resume
 from qtool.gguf.imatrix import Importance, read_importance
 from qtool.gguf.measuring import Measured, measured
-from qtool.gguf.open import open_source, open_view
+from qtool.gguf.open import REQUANTIZED, open_source, open_view
 from qtool.gguf.pieces import Done, Encoder, Given, Pieces
 from qtool.gguf.plan import CHECKSUM_KEY, GgufPlan, PlannedTensor, make_gguf_plan
 from qtool.gguf.reports import reports_of
@@ -47,9 +47,9 @@ if TYPE_CHECKING:
 def run_gguf(request: GgufRequest, progress: Progress) -> Summary:
     """Make the file; nothing is left under its name unless all of it succeeds."""
     check_free(request.artifact, is_folder=False, replace=request.replace)
-    view = open_view(request.source, request.recipe, request.imatrix)
+    view = open_view(request.source, request.recipe, request.imatrix, request.requantize)
     if view is None:
-        with closing(open_source(request.source)) as source:
+        with closing(open_source(request.source, request.requantize)) as source:
             return _run(request, source, progress)
     from qtool.gguf.from_hf import hf_source
     from qtool.transforms import rotate
@@ -92,7 +92,8 @@ def _run(
     if importance is not None and request.recipe.importance:
         notes.append(f"importance is that of {request.imatrix}; none was measured")
     again = (t for t in plan.tensors if t.source.type_in_file.name in BY_NAME and not t.copied)
-    if request.requantize and next(again, None) is None:
+    needed = REQUANTIZED in source.metadata
+    if request.requantize and not needed and next(again, None) is None:
         notes.append("--requantize was not needed: no quantized tensor is encoded anew")
     if request.places is not None:
         notes += _by_the_cpu(plan)

@@ -99,6 +99,7 @@ def foresee(asked: Asked) -> Foreseen:
 
 
 def _of_safetensors(asked: Asked, recipe: Recipe) -> Foreseen:
+    from qtool.converting.view import check_needed
     from qtool.formats.safetensors_file import parse_size
     from qtool.gguf.open import is_gguf
     from qtool.hub import resolve
@@ -116,7 +117,7 @@ def _of_safetensors(asked: Asked, recipe: Recipe) -> Foreseen:
         with checkpoint_headers(source, requantize=asked.requantize) as (folder, said):
             plan, findings = _planned(asked, recipe, folder, shard_bytes)
     else:
-        refuse(recipe, f"does not read {source} as GGUF", {"--requantize": asked.requantize})
+        check_needed(source, asked.requantize)
         plan, findings = _planned(asked, recipe, source, shard_bytes)
     plan = replace(plan, warnings=(*said, *plan.warnings, *unread(recipe)))
     return Foreseen(plan, recipe.calibrates, asked, tuple(findings))
@@ -126,13 +127,15 @@ def _planned(
     asked: Asked, recipe: Recipe, folder: Path, shard_bytes: int
 ) -> tuple[Plan, list[Finding]]:
     """And what the engine says that is asked."""
-    from qtool.checkpoints.checkpoint import Checkpoint
+    from qtool.converting.view import opened, said
     from qtool.planning.experts import as_quantized
     from qtool.planning.plan import make_plan
 
-    opened = as_quantized(recipe, Checkpoint.open(folder))
+    source = opened(folder, asked.requantize)
+    checkpoint = as_quantized(recipe, source)
     threads, max_ram = asked.threads, asked.max_ram
-    plan = make_plan(recipe, opened, shard_bytes, threads=threads, max_ram=max_ram)
+    plan = make_plan(recipe, checkpoint, shard_bytes, threads=threads, max_ram=max_ram)
+    plan = replace(plan, warnings=(*said(source), *plan.warnings))
     if asked.engine is None:
         return plan, []
     from qtool.planning.engines import besides
@@ -140,10 +143,11 @@ def _planned(
     from qtool.verification.engine_modules import class_modules
     from qtool.verification.engine_rules import view_findings
 
-    view, modules = planned_view(plan, opened.config, expected(plan, opened.config)), None
+    config = checkpoint.config
+    view, modules = planned_view(plan, config, expected(plan, config)), None
     if asked.engine == "transformers":
-        modules = class_modules(opened, view)
-    unasked = besides(recipe, plan.tensors, opened.config, asked.engine)
+        modules = class_modules(checkpoint, view)
+    unasked = besides(recipe, plan.tensors, config, asked.engine)
     plan = replace(plan, warnings=tuple(one for one in plan.warnings if one not in unasked))
     return plan, view_findings(view, asked.engine, asked.tp, modules)
 
@@ -165,11 +169,11 @@ def _of_gguf(asked: Asked, recipe: GgufRecipe) -> Foreseen:
     named = [name for name, one in given.items() if one is not None]
     calibrates = reads_text(recipe, asked.imatrix, named)
     path = resolve(asked.model)
-    view = open_view(path, recipe, asked.imatrix)
+    view = open_view(path, recipe, asked.imatrix, asked.requantize)
     importance = None if asked.imatrix is None else read_importance(asked.imatrix)
     plan = make_gguf_plan(
         recipe,
-        open_source(path) if view is None else hf_source(view),
+        open_source(path, asked.requantize) if view is None else hf_source(view),
         importance,
         requantize=asked.requantize,
         origin=public_name(asked.model, path),

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from qtool import methods
 from qtool.checkpoints import padding, structure
 from qtool.checkpoints.checkpoint import Checkpoint
+from qtool.converting.view import opened, said
 from qtool.dequantize import dequantize
 from qtool.methods import rtn
 from qtool.planning.engines import ROUNDED_SCALES
@@ -52,7 +53,8 @@ def run(request: Request, progress: Progress) -> Summary:
     """Make the artifact; nothing is left under its name unless all of it succeeds."""
     out = request.artifact
     check_free(out, is_folder=True, replace=request.replace)
-    checkpoint = as_quantized(request.recipe, Checkpoint.open(request.source))
+    source = opened(request.source, request.requantize)
+    checkpoint = as_quantized(request.recipe, source)
     if request.stats is not None:
         from qtool.calibrating.given import check_stats
 
@@ -84,7 +86,7 @@ def run(request: Request, progress: Progress) -> Summary:
             skeleton = open_skeleton(checkpoint, plan)
         if any(plan.by_name[name].scheme is not None for name in skeleton.unknown):
             plan = make(unknown=skeleton.unknown)
-    warnings = list(plan.warnings)
+    warnings = [*said(source), *plan.warnings]
     if request.stats is not None and not request.recipe.calibrates:
         warnings.append(
             f"note: --stats is not used: recipe {request.recipe.name} looks at no activations"

@@ -70,6 +70,7 @@ def _to_safetensors(recipe: Recipe, asked: Asked, progress: Progress) -> Summary
     max_shard_bytes = parse_size(asked.max_shard_size or "5GB", "--max-shard-size")
     if recipe.calibrates and asked.stats is None:
         check_source(recipe.calibration.source)
+    from qtool.converting.view import check_needed
     from qtool.runs.pipeline import run
     from qtool.runs.replacing import check_apart
     from qtool.runs.request import (
@@ -101,11 +102,12 @@ def _to_safetensors(recipe: Recipe, asked: Asked, progress: Progress) -> Summary
         request = Request(
             named, folder, recipe, target, asked.stats, asked.threads, max_shard_bytes,
             asked.fresh, asked.max_ram, stating, device, replacing,
+            asked.requantize and not is_gguf(source),
         )  # fmt: skip
         return run(request, progress)
 
     if not is_gguf(source):
-        refuse(recipe, f"does not read {source} as GGUF", {"--requantize": asked.requantize})
+        check_needed(source, asked.requantize)
         return made_of(source)
     from qtool.checkpoints.checkpoint import Checkpoint
     from qtool.gguf.checkpoint_headers import checkpoint_headers

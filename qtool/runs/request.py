@@ -31,6 +31,7 @@ class Request:
     stating: "Stating | None" = None  # of the workspace
     device: "Device | None" = None  # that does the work; None: the CPU
     replace: "Replace | None" = None  # an earlier artifact
+    requantize: bool = False  # a quantized checkpoint may be the source
 
     @property
     def artifact(self) -> Path:
