@@ -12,6 +12,7 @@ FILE_NAME = "qtool.json"
 LAYERS = "layers"  # name, scheme, relative_error and of what, of each quantized matrix
 FILES = "files"  # of the artifact, each with its SHA-256
 CARD = "README.md"  # which people write in; no engine reads it
+REQUANTIZED = "requantized_from"  # of a source: how its matrices are stored
 OUTLIERS = "outliers"  # columns of inputs that LLM.int8() keeps apart
 CALIBRATION = "qtool.calibration"  # in GGUF files, what a folder has in qtool.json
 STATISTICS = "qtool.statistics"  # in the metadata of a file of them: sites and their readers

@@ -168,17 +168,19 @@ def check_source(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -
         "quantization_config"
     )
     found = packed(tensors) or _mxfp4(tensors)
-    needs = ", which needs its quantization_config"
+    way = "from what `qtool convert MODEL --to hf` makes of it"
     if isinstance(quantization, Mapping):
         mlx = "bits" in quantization and "quant_method" not in quantization
         method = "mlx" if mlx else quantization.get("quant_method", "unknown method")
         found = f"config.json: quant_method {method}"
-        needs = ""
+        if method != "mxfp4":
+            way = f"from it with `qtool quantize --requantize`, or {way}"
+    elif found is not None:
+        way += ", which needs its quantization_config"
     if found is not None:
         raise UnsupportedError(
             f"the model is already quantized ({found}); start from the original in float16, "
-            "bfloat16 or float32 or, where there is none, take it as it is (`qtool quantize` with "
-            f"--requantize), or from what `qtool convert MODEL --to hf` makes of it{needs}"
+            f"bfloat16 or float32 or, where there is none, {way}"
         )
     for name, info in tensors.items():
         if name.endswith(".weight") and len(info.shape) == 2 and info.shape[0] != info.shape[1]:

@@ -98,12 +98,23 @@ def opened(path: Path, requantize: bool) -> Checkpoint:
     return plain_view(path)
 
 
+def kinds_of(checkpoint: Checkpoint) -> str | None:
+    """How a source is stored that is such a view, or a view of one; None for a plain one."""
+    while not isinstance(checkpoint, Plain):
+        inner = getattr(checkpoint, "source", None)
+        if not isinstance(inner, Checkpoint):
+            return None
+        checkpoint = inner
+    return checkpoint.kinds
+
+
 def said(checkpoint: Checkpoint) -> list[str]:
-    """A sentence where it is such a view."""
-    if not isinstance(checkpoint, Plain):
+    """A sentence where it is quantized."""
+    kinds = kinds_of(checkpoint)
+    if kinds is None:
         return []
     return [
-        f"the source is quantized already ({checkpoint.kinds}): quantizing it again loses more "
+        f"the source is quantized already ({kinds}): quantizing it again loses more "
         "than quantizing the original does, where there is one"
     ]
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from qtool.checkpoints import structure
 from qtool.checkpoints.checkpoint import Checkpoint
+from qtool.converting.view import opened
 from qtool.errors import SourceError, UnsupportedError
 from qtool.fitting import outside
 from qtool.fitting.memory import Fitting, passing
@@ -43,7 +44,7 @@ _MIXED = ("gptq", "compressed-tensors", "mlx")  # formats whose matrices may dif
 def checkpoint_ways(request: FitRequest, recipe: Recipe) -> Iterator[Ways]:
     """UnsupportedError where there is nothing to choose."""
     _check(request, recipe)
-    checkpoint = as_quantized(recipe, Checkpoint.open(request.source))
+    checkpoint = as_quantized(recipe, opened(request.source, request.requantize))
     plan = make_plan(recipe, checkpoint)
     bits = widths(request.types, recipe.format)
     kept = request.kept_keys

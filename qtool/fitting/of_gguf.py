@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.checkpoints.padding import padded
+from qtool.converting.view import opened
 from qtool.errors import UnsupportedError
 from qtool.fitting.gguf_losses import losses_of, usable_types, weighed
 from qtool.fitting.memory import Fitting, passing
@@ -58,7 +58,8 @@ def gguf_ways(request: FitRequest, recipe: GgufRecipe) -> Iterator[Ways]:
         with gguf_weights(open_source(request.source)) as (weights, source):
             yield _ways(request, recipe, types, weights, source)
     else:
-        checkpoint = padded(Checkpoint.open(request.source), recipe.pad_intermediate)
+        found = opened(request.source, request.requantize)
+        checkpoint = padded(found, recipe.pad_intermediate)
         yield _ways(request, recipe, types, runnable(checkpoint), hf_source(checkpoint))
 
 

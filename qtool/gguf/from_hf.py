@@ -47,6 +47,8 @@ _COMPUTED = (
 
 def hf_source(checkpoint: Checkpoint) -> GgufSource:
     """What is to be written; refused before any tensor is read where it cannot be done."""
+    from qtool.converting import view
+
     where = str(checkpoint.path)
     refuse_adapter(checkpoint)
     architecture = architecture_of(checkpoint.config, where)
@@ -70,8 +72,11 @@ def hf_source(checkpoint: Checkpoint) -> GgufSource:
     ]
     metadata = _metadata(architecture, checkpoint, config, tensors) | learned
     warnings = tuple(text for check in architecture.warn if (text := check(config)) is not None)
-    warnings = (*said(checkpoint), *padding.said(checkpoint), *warnings)
-    return GgufSource(checkpoint.path, metadata, tuple(tensors), tuple(dropped), warnings)
+    warnings = (*view.said(checkpoint), *said(checkpoint), *padding.said(checkpoint), *warnings)
+    return GgufSource(
+        checkpoint.path, metadata, tuple(tensors), tuple(dropped), warnings,
+        requantized=view.kinds_of(checkpoint),
+    )  # fmt: skip
 
 
 def _refuse(architecture: Architecture, checkpoint: Checkpoint, config: Mapping[str, Any]) -> None:
@@ -82,8 +87,10 @@ def _refuse(architecture: Architecture, checkpoint: Checkpoint, config: Mapping[
     if said_so or codes is not None:
         raise UnsupportedError(
             f"{where}: this checkpoint is quantized{f' ({codes})' if codes else ''}; convert the "
-            "one that it was made from or, where there is none, what `qtool convert MODEL --to hf` "
-            f"makes of it{'' if said_so else ', which needs its quantization_config'}"
+            "one that it was made from or, where there is none, "
+            + ("it with `qtool quantize --requantize`, or " if said_so else "")
+            + "what `qtool convert MODEL --to hf` makes of it"
+            + ("" if said_so else ", which needs its quantization_config")
         )
     blocks = count(config, "num_hidden_layers")
     if blocks > len(checkpoint.tensors):

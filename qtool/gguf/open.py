@@ -1,19 +1,14 @@
 """What is quantized into GGUF, from wherever it lies: a GGUF file, or a Hugging Face folder."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qtool.checkpoints.padding import KEY, padded
 from qtool.errors import SourceError, UnsupportedError
-from qtool.formats.gguf_values import string
 from qtool.gguf.inspect import gguf_models
 from qtool.gguf.source import GgufSource
 
-REQUANTIZED = "qtool.requantized_from"  # the key that tells of a quantized source
-
 if TYPE_CHECKING:
-    from qtool.checkpoints.checkpoint import Checkpoint
     from qtool.gguf.recipe import GgufRecipe
     from qtool.transforms.rotated import Rotated
 
@@ -40,18 +35,7 @@ def open_source(path: Path, requantize: bool = False) -> GgufSource:
     from qtool.converting.view import opened
     from qtool.gguf.from_hf import hf_source
 
-    checkpoint = opened(path, requantize)
-    return told(hf_source(checkpoint), checkpoint)
-
-
-def told(source: GgufSource, checkpoint: "Checkpoint") -> GgufSource:
-    """The source, with what is recorded and said of a checkpoint that is quantized."""
-    from qtool.converting.view import Plain, said
-
-    if not isinstance(checkpoint, Plain):
-        return source
-    metadata = {**source.metadata, REQUANTIZED: string(checkpoint.kinds)}
-    return replace(source, metadata=metadata, warnings=(*said(checkpoint), *source.warnings))
+    return hf_source(opened(path, requantize))
 
 
 def open_view(

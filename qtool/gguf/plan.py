@@ -273,8 +273,9 @@ def _metadata(
         added[ENVIRONMENT_KEY] = string(json.dumps(environment(), sort_keys=True))
     if origin is not None:
         added["qtool.source"] = string(origin)
-    if lossy:
-        added["qtool.requantized_from"] = string(", ".join(lossy))
+    kinds = [*lossy, *filter(None, [source.requantized])]
+    if kinds:
+        added["qtool.requantized_from"] = string(", ".join(kinds))
     added[CHECKSUM_KEY] = string(NO_CHECKSUM)
     kept = {
         key: value

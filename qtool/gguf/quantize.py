@@ -20,7 +20,7 @@ from qtool.formats.gguf_writer import GgufWriter, opened
 from qtool.gguf import resume
 from qtool.gguf.imatrix import Importance, read_importance
 from qtool.gguf.measuring import Measured, measured
-from qtool.gguf.open import REQUANTIZED, open_source, open_view
+from qtool.gguf.open import open_source, open_view
 from qtool.gguf.pieces import Done, Encoder, Given, Pieces
 from qtool.gguf.plan import CHECKSUM_KEY, GgufPlan, PlannedTensor, make_gguf_plan
 from qtool.gguf.reports import reports_of
@@ -92,8 +92,8 @@ def _run(
     if importance is not None and request.recipe.importance:
         notes.append(f"importance is that of {request.imatrix}; none was measured")
     again = (t for t in plan.tensors if t.source.type_in_file.name in BY_NAME and not t.copied)
-    needed = REQUANTIZED in source.metadata
-    if request.requantize and not needed and next(again, None) is None:
+    needed = source.requantized is not None or next(again, None) is not None
+    if request.requantize and not needed:
         notes.append("--requantize was not needed: no quantized tensor is encoded anew")
     if request.places is not None:
         notes += _by_the_cpu(plan)

@@ -81,6 +81,7 @@ class GgufSource:
     dropped: tuple[tuple[str, str], ...] = ()
     warnings: tuple[str, ...] = ()
     close: Callable[[], None] = lambda: None  # gives files back; no row is read afterwards
+    requantized: str | None = None  # how a checkpoint is stored that is shown dequantized
 
     @property
     def architecture(self) -> str:

@@ -153,7 +153,7 @@ def _folder(
             inputs.measure(record, recipe, folder, stats, asked.calibration, asked.threads)
         request = Request(
             _typed(record, model), folder, recipe, made, stats, asked.threads,
-            record.max_shard_bytes or MAX_SHARD_BYTES,
+            record.max_shard_bytes or MAX_SHARD_BYTES, requantize=record.requantized,
         )  # fmt: skip
         run(request, progress)
         if stats is not None:

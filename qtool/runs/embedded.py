@@ -19,7 +19,7 @@ from qtool.gguf.open import is_gguf, open_source
 from qtool.gguf.recipe import GgufRecipe
 from qtool.recipe.file import PRECISIONS
 from qtool.recipe.recipe import Recipe, parse
-from qtool.record import CALIBRATION, FILE_NAME
+from qtool.record import CALIBRATION, FILE_NAME, REQUANTIZED
 
 _KINDS = {str: "text", int: "whole number"}
 _DIGEST = re.compile("sha256:[0-9a-f]{64}")
@@ -108,7 +108,7 @@ def read(path: Path) -> Embedded:
         _calibration(f"{path}: {FILE_NAME}: calibration", record.get("calibration")),
         _table(record.get("environment")),
         None,
-        False,
+        REQUANTIZED in source,
         shards if isinstance(shards, int) and shards > 0 else None,
     )
 

@@ -19,7 +19,7 @@ from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.formats.safetensors_header import read_json
 from qtool.recipe.portable import portable
 from qtool.recipe.recipe import Recipe
-from qtool.record import FILE_NAME, LAYERS, OUTLIERS
+from qtool.record import FILE_NAME, LAYERS, OUTLIERS, REQUANTIZED
 from qtool.runs.outcome import Outcome
 
 SCHEMA = 1
@@ -38,6 +38,8 @@ def record(
 
     max_shard_bytes: where it is not the usual one. gpu: what did the work, if not the CPU.
     """
+    from qtool.converting.view import kinds_of
+
     asked: dict[str, Any] = {}
     if recipe.changes:
         asked["set"] = list(recipe.changes)
@@ -54,6 +56,7 @@ def record(
             "digest": f"sha256:{checkpoint.digest()}",
             "files": {name: f"sha256:{one}" for name, one in checkpoint.file_digests.items()},
             **made_from(checkpoint),
+            **({} if (kinds := kinds_of(checkpoint)) is None else {REQUANTIZED: kinds}),
         },
         "calibration": outcome.calibration,
         "notes": list(outcome.notes),

@@ -1,0 +1,207 @@
+"""--requantize: a quantized checkpoint as a source, dequantized as it is read."""
+
+import json
+from pathlib import Path
+
+import converting
+import gguf_from_hf
+import gguf_models
+import gguf_models_later
+import numpy as np
+import pytest
+import quantizing
+from quantizing import Call, caller
+
+from qtool.artifacts.artifact import Artifact
+from qtool.checkpoints.checkpoint import Checkpoint
+from qtool.converting.request import Request
+from qtool.converting.run import convert
+from qtool.converting.targets import target
+from qtool.converting.view import Plain, opened
+from qtool.errors import FormatError, UnsupportedError
+from qtool.formats.gguf_file import GgufFile
+from qtool.runs.progress import Progress
+
+QUIET = Progress(quiet=True)
+KINDS: dict[str, tuple[str, ...]] = {
+    "gptq": ("format=gptq", "weights.symmetric=true"),
+    "awq": ("format=awq", "weights.symmetric=false"),
+}
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Artifacts of one block of `tiny`, a DeepSeek V4 as it is released, and of each what
+    `convert --to hf` makes of it, NAME-hf."""
+    root = tmp_path_factory.mktemp("sources")
+    converting.artifacts(root, KINDS)
+    quantizing.quantize(root / "model", "fp8-block-hf", root / "fp8", "indivisible=dense")
+    quantizing.quantize(root / "model", "w4g64-mlx-rtn", root / "mlx")
+    model = gguf_models.build("deepseek-v4", root / "v4", dtype="bfloat16")
+    gguf_models_later.as_released(model, root / "v4-numbers")
+    for folder in (model, root / "v4-numbers"):
+        quantizing.add_tokenizer(folder)
+    for name in ("gptq", "awq", "fp8", "mlx", "v4"):
+        convert(Request(root / name, target("hf"), root / f"{name}-hf"), QUIET)
+    return root
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
+    return caller(monkeypatch, capfd)
+
+
+def view_of(folder: Path) -> Plain:
+    view = opened(folder, True)
+    assert isinstance(view, Plain)
+    return view
+
+
+# DeepSeek V4's release
+
+
+def test_numbers_of_a_release(sources: Path) -> None:
+    """FP8 in blocks and four bits in groups, both with scales of powers of two."""
+    artifact = Artifact.open(sources / "v4")
+    kinds = {str(entry.scheme) for entry in artifact.entries.values() if entry.scheme}
+    assert kinds == {"mxfp8 e4m3 128x128", "mxfp4 g32"}
+    numbers, made = (Checkpoint.open(sources / name) for name in ("v4-numbers", "v4-hf"))
+    assert numbers.tensors.keys() == made.tensors.keys()
+    for name in numbers.tensors:
+        assert numbers.raw(name).tobytes() == made.raw(name).tobytes(), name
+    config = json.loads((sources / "v4-hf" / "config.json").read_text())
+    assert "quantization_config" not in config and "expert_dtype" not in config
+
+
+# The view
+
+
+@pytest.mark.parametrize("name", ["gptq", "awq", "fp8", "mlx", "v4"])
+def test_every_byte_is_that_of_the_copy(name: str, sources: Path) -> None:
+    """Whole, by rows, by stretches that begin and end within rows; and in any order."""
+    view, copy = opened(sources / name, True), Checkpoint.open(sources / f"{name}-hf")
+    assert isinstance(view, Plain) and view.made
+    assert {n: (i.dtype, i.shape) for n, i in view.tensors.items()} == {
+        n: (i.dtype, i.shape) for n, i in copy.tensors.items()
+    }
+    for key, info in sorted(copy.tensors.items()):
+        whole = copy.raw(key)
+        assert np.array_equal(view.raw(key), whole)
+        if info.shape and info.dtype != "I64":
+            assert np.array_equal(view.float32(key), copy.float32(key))
+            rows, row = info.shape[0], info.nbytes // info.shape[0]
+            for first, last in ((rows // 3, rows // 2 + 1), (0, rows), (rows - 1, rows)):
+                assert np.array_equal(view.part(key, first, last), whole[first * row : last * row])
+            for start, stop in ((0, 1), (info.nbytes // 3, info.nbytes - 1)):
+                assert np.array_equal(view.stretch(key, start, stop), whole[start:stop])
+    assert view.digest() == Checkpoint.open(sources / name).digest() != copy.digest()
+
+
+def test_from_several_threads(sources: Path) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    view, copy = opened(sources / "v4", True), Checkpoint.open(sources / "v4-hf")
+    names = [name for name in view.tensors if ".experts." in name][:24] * 3
+
+    def same(name: str) -> bool:
+        rows = view.tensors[name].shape[0]
+        return all(
+            np.array_equal(view.part(name, one, one + 1), copy.part(name, one, one + 1))
+            for one in range(rows)
+        )
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(same, names))
+
+
+def test_numbers_that_are_not_finite(sources: Path, tmp_path: Path) -> None:
+    import shutil
+
+    shutil.copytree(sources / "v4", tmp_path / "v4")
+    name = "layers.0.attn.wq_a.scale"
+    info = Checkpoint.open(tmp_path / "v4").tensors[name]
+    with (tmp_path / "v4" / "model.safetensors").open("r+b") as file:
+        file.seek(info.start)
+        file.write(b"\xff")
+    view = opened(tmp_path / "v4", True)
+    for read in (view.raw, lambda weight: view.part(weight, 0, 2)):
+        with pytest.raises(FormatError, match=r"wq_a\.weight: holds numbers that are not finite"):
+            read("layers.0.attn.wq_a.weight")
+
+
+# Runs
+
+
+@pytest.mark.parametrize(
+    ("name", "recipe"),
+    [
+        ("gptq", "w8-rtn"), ("awq", "w4g32-gptq"), ("fp8", "w4g64-awq"), ("mlx", "w8a16-ct"),
+        ("v4", "w8a16-ct"),
+    ],
+)  # fmt: skip
+def test_the_same_artifact_as_of_the_copy(
+    name: str, recipe: str, sources: Path, tmp_path: Path, call: Call
+) -> None:
+    own = ["--samples", 4, "--length", 64] if recipe in ("w4g32-gptq", "w4g64-awq") else []
+    made = ("--recipe", recipe, "--set", "indivisible=dense", *own)
+    of_copy = call("quantize", sources / f"{name}-hf", *made, "-o", tmp_path / "copy")
+    assert of_copy.status == 0, of_copy.err
+    run = call("quantize", sources / name, *made, "--requantize", "-o", tmp_path / "out")
+    assert run.status == 0, run.err
+    assert "warning: the source is quantized already" in run.err
+    first, second = (Checkpoint.open(tmp_path / out) for out in ("copy", "out"))
+    assert first.tensors.keys() == second.tensors.keys()
+    for key in first.tensors:
+        assert first.raw(key).tobytes() == second.raw(key).tobytes(), key
+    config = [json.loads((tmp_path / out / "config.json").read_text()) for out in ("copy", "out")]
+    assert config[0] == config[1]
+    record = json.loads((tmp_path / "out" / "qtool.json").read_text())
+    assert record["source"]["requantized_from"] == view_of(sources / name).kinds
+    again = call("reproduce", tmp_path / "out", "--model", sources / name)
+    assert again.status == 0 and "the same to the byte" in again.out, again.err + again.out
+
+
+@pytest.mark.parametrize("recipe", ["q4_k_m", "q4_0-awq-gptq"])
+def test_into_gguf(recipe: str, sources: Path, tmp_path: Path, call: Call) -> None:
+    own = ["--samples", 4, "--length", 64] if "gptq" in recipe else []
+    of_copy = call("quantize", sources / "fp8-hf", "--recipe", recipe, *own, "-o",
+                   tmp_path / "copy.gguf")  # fmt: skip
+    assert of_copy.status == 0, of_copy.err
+    out = tmp_path / "out.gguf"
+    run = call("quantize", sources / "fp8", "--recipe", recipe, *own, "--requantize", "-o", out)
+    assert run.status == 0, run.err
+    assert "warning: the source is quantized already" in run.err
+    assert "was not needed" not in run.out + run.err
+    with GgufFile.open(tmp_path / "copy.gguf") as first, GgufFile.open(out) as second:
+        assert first.tensors.keys() == second.tensors.keys()
+        for name in first.tensors:
+            one, other = gguf_from_hf.raw(first, name), gguf_from_hf.raw(second, name)
+            assert np.array_equal(one, other), name
+        assert second.metadata["qtool.requantized_from"].value == "fp8 e4m3 128x128"
+    again = call("reproduce", out, "--model", sources / "fp8")
+    assert again.status == 0 and "the same to the byte" in again.out, again.err + again.out
+
+
+def test_a_plan_of_it(sources: Path, call: Call) -> None:
+    refused = call("plan", sources / "v4", "--recipe", "w8a16-ct")
+    assert refused.status == 1 and "qtool quantize --requantize" in refused.err
+    found = call("plan", sources / "v4", "--recipe", "w8a16-ct", "--requantize")
+    assert found.status == 0 and "warning: the source is quantized already" in found.out
+
+
+def test_where_it_changes_nothing(sources: Path, tmp_path: Path, call: Call) -> None:
+    model = sources / "model"
+    for words in (("quantize", model, "-o", tmp_path / "out"), ("plan", model)):
+        found = call(*words, "--recipe", "w8-rtn", "--requantize")
+        assert found.status == 1 and "--requantize would change nothing" in found.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_gpt_oss_has_recipes_of_its_own(tmp_path: Path, call: Call) -> None:
+    model = gguf_models.build("gpt-oss-mxfp4", tmp_path / "model", dtype="bfloat16")
+    found = call("plan", model, "--recipe", "mxfp4-gpt-oss")
+    assert found.status == 1 and "--requantize" not in found.err and "--to hf" in found.err
+    with pytest.raises(UnsupportedError, match="convert --to hf"):
+        from qtool.converting.view import check_needed
+
+        check_needed(model, True)
