@@ -199,6 +199,7 @@ def _kv_cache(view: EngineView, who: str) -> Iterator[Finding]:
         n for n in view.names
         if re.search(r"attn|attention|mixer", n) and re.search(r"scale$", n)
         and not re.search(_OF_WEIGHTS, n.replace("_proj.output_scale", "_proj.kv"))
+        and f"{n.removesuffix('.scale')}.weight" not in view.names  # DeepSeek V4's matrices
     )  # fmt: skip
     strange = [
         n for n in scales
