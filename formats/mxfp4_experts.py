@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from qtool.errors import FormatError
+from qtool.formats.dtypes import FLOAT_DTYPES
 from qtool.formats.safetensors_header import TensorInfo
 
 if TYPE_CHECKING:
@@ -48,6 +49,19 @@ def stack_of(name: str, tensors: Mapping[str, TensorInfo]) -> tuple[str, tuple[i
         )
     experts, rows, groups, _ = blocks.shape
     return stem, (experts, groups * GROUP, rows)
+
+
+def misnamed(tensors: Mapping[str, TensorInfo]) -> dict[str, str]:
+    """Plain numbers under the names of blocks, and the names that they should have: transformers
+    5.23 saves so what it has dequantized."""
+    return {
+        name: name.removesuffix(BLOCKS)
+        for name, info in tensors.items()
+        if name.endswith(BLOCKS)
+        and ".experts." in name
+        and info.dtype in FLOAT_DTYPES
+        and name.removesuffix(BLOCKS) not in tensors
+    }
 
 
 def dequantize(blocks: NDArray[np.uint8], scales: NDArray[np.uint8]) -> NDArray[np.float32]:

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qtool.artifacts.artifact import Artifact
+from qtool.artifacts.artifact import Artifact, one_by_one
 from qtool.artifacts.entry import Entry
 from qtool.artifacts.stored_config import quantization_config
+from qtool.checkpoints.layer_names import experts_of
 from qtool.errors import FormatError
 from qtool.formats import gptq_zeros
 from qtool.formats.safetensors_file import FLOAT_DTYPES
@@ -229,6 +230,8 @@ def _row(entry: Entry) -> dict[str, Any]:
 
 def tensor_detail(artifact: Artifact, name: str) -> dict[str, Any]:
     """One matrix, read: its row, its stored tensors, and the ranges of what is in it."""
+    if experts_of(name) is not None:
+        artifact = one_by_one(artifact)
     entry = artifact.entry(name)
     tensors = artifact.checkpoint.tensors
     detail = _row(entry)

@@ -18,7 +18,7 @@ from verifying import serious
 from qtool.artifacts.artifact import Artifact, one_by_one
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.checkpoints.fused_experts import apart, apart_as, fused_layers
-from qtool.errors import FormatError, RecipeError, UnsupportedError
+from qtool.errors import FormatError, RecipeError, SourceError, UnsupportedError
 from qtool.formats import mxfp4, mxfp4_experts
 from qtool.formats.facts import Options
 from qtool.formats.float_codes import TABLES
@@ -54,8 +54,8 @@ def stacks(folder: Path) -> dict[str, NDArray[np.float32]]:
 
 
 def wrong(folder: Path) -> list[str]:
-    """What `verify` has to say, but that little of so small a model are experts."""
-    return [one.message for one in serious(folder) if one.check != "unquantized"]
+    """What `verify` has to say."""
+    return [one.message for one in serious(folder)]
 
 
 # The format
@@ -350,6 +350,79 @@ def test_settings_that_do_not_go_with_it(item: str, said: str) -> None:
 def test_other_recipes_name_it(plain: Path) -> None:
     with pytest.raises(UnsupportedError, match="mxfp4-gpt-oss"):
         foresee(Asked(str(plain), "w8a16-ct"))
+
+
+def renamed(folder: Path, out: Path, change: Any) -> Path:
+    """The checkpoint with its tensors under other names; of None they are left out."""
+    import shutil
+
+    from safetensors.torch import load_file
+    from safetensors.torch import save_file as save
+
+    shutil.copytree(folder, out)
+    state = load_file(out / "model.safetensors")
+    named = {change(name): tensor for name, tensor in state.items()}
+    named.pop(None, None)
+    save(named, out / "model.safetensors", {"format": "pt"})
+    return out
+
+
+def test_numbers_under_names_of_blocks(plain: Path, written: Path, tmp_path: Path) -> None:
+    """As transformers 5.23 saves what it has dequantized: taken, and told by `verify`."""
+
+    def wrong_name(name: str) -> str:
+        return f"{name}_blocks" if name.endswith(("experts.gate_up_proj", "down_proj")) else name
+
+    model = renamed(plain, tmp_path / "model", wrong_name)
+    made = quantizing.quantize(model, RTN, tmp_path / "out").out
+    first, second = Checkpoint.open(made), Checkpoint.open(written)
+    assert first.tensors.keys() == second.tensors.keys()
+    for name in first.tensors:
+        assert first.raw(name).tobytes() == second.raw(name).tobytes()
+    (found,) = [one for one in verify_artifact(model).findings if one.severity == "error"]
+    assert "plain numbers under names of MXFP4's blocks" in found.message
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda n: None if n.endswith("1.mlp.experts.gate_up_proj_bias") else n,
+         r"lacks model\.layers\.1\.mlp\.experts\.gate_up_proj_bias"),
+        (lambda n: f"base_model.model.{n}", "as peft wraps a model"),
+    ],
+)  # fmt: skip
+def test_sources_that_are_not_whole(plain: Path, tmp_path: Path, change: Any, said: str) -> None:
+    model = renamed(plain, tmp_path / "model", change)
+    with pytest.raises((SourceError, UnsupportedError), match=said):
+        quantizing.quantize(model, RTN, tmp_path / "out")
+
+
+def test_without_a_config(plain: Path, tmp_path: Path) -> None:
+    model = renamed(plain, tmp_path / "model", lambda name: name)
+    (model / "config.json").unlink()
+    with pytest.raises(SourceError, match=r"has no config\.json"):
+        foresee(Asked(str(model), RTN))
+
+
+def test_float16_is_told_of_vllm(tmp_path: Path) -> None:
+    model = quantizing.add_tokenizer(
+        gguf_models.build("gpt-oss", tmp_path / "model", dtype="float16")
+    )
+    made = quantizing.quantize(model, RTN, tmp_path / "out").out
+    for findings in (
+        foresee(Asked(str(model), RTN, engine="vllm")).findings,
+        verify_artifact(made, engine="vllm").findings,
+    ):
+        (found,) = [one for one in findings if one.check == "engine-dtype"]
+        assert "--dtype bfloat16" in found.message
+
+
+def test_one_expert_is_inspected(written: Path) -> None:
+    from qtool.inspect import tensor_detail
+
+    artifact = Artifact.open(written)
+    detail = tensor_detail(artifact, f"{LAYER.format(1)}.2.gate_up_proj.weight")
+    assert detail["shape"] == [192, 64] and detail["scheme"] == "mxfp4 g32"
 
 
 # Experts apart

@@ -41,7 +41,7 @@ _TURNS = re.compile(r".*_proj\.\w+_(?:input|output)\.weight")
 _CODES = ("qweight", "weight_packed", "W_q", "_data")
 _BUFFERS = ("inv_freq", "masked_bias", "position_ids", "causal_mask")
 
-FUSED_EXPERTS = "experts fused in one tensor, which this version does not take apart"
+FUSED_EXPERTS = "experts fused in one tensor, which are not taken apart for this format"
 LEFT_FUSED = "experts fused in one tensor, of which the recipe quantizes none"
 NO_LINEAR = "a parameter that is no linear layer's weight"
 OUTSIDE = "outside the decoder blocks"

@@ -6,7 +6,7 @@ copy in bfloat16, which would be twice as large. Every byte is the one that the 
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 from threading import Lock
@@ -23,7 +23,7 @@ from qtool.converting.pieces import dequantize
 from qtool.converting.plain import plain
 from qtool.converting.plan import Step, dense_plan
 from qtool.errors import FormatError, UnsupportedError
-from qtool.formats import detect, mxfp4
+from qtool.formats import detect, mxfp4, mxfp4_experts
 from qtool.formats.safetensors_file import TensorInfo, byte_size, from_float32
 
 _KEPT_OPEN = 4  # matrices, by their codes: some threads work on parts of one, or of two
@@ -92,10 +92,25 @@ class Plain(Checkpoint):
 def opened(path: Path, requantize: bool) -> Checkpoint:
     """What a recipe is applied to: the checkpoint or, with --requantize, the view of one that is
     quantized. gpt-oss as it is released stays as it is: GGUF recipes keep its experts."""
-    checkpoint = Checkpoint.open(path)
+    checkpoint = _well_named(Checkpoint.open(path))
     if not requantize or detect(quantization_config(checkpoint)).format in ("dense", mxfp4.NAME):
         return checkpoint
     return plain_view(path)
+
+
+def _well_named(checkpoint: Checkpoint) -> Checkpoint:
+    """gpt-oss's experts under their own names, where they were saved under those of blocks."""
+    others = mxfp4_experts.misnamed(checkpoint.tensors)
+    if not others:
+        return checkpoint
+    return replace(
+        checkpoint,
+        tensors={
+            others.get(name, name): replace(info, name=others.get(name, name))
+            for name, info in checkpoint.tensors.items()
+        },
+        _file_of={others.get(n, n): checkpoint.file_of(n) for n in checkpoint.tensors},
+    )
 
 
 def kinds_of(checkpoint: Checkpoint) -> str | None:

@@ -10,12 +10,18 @@ from qtool.errors import QtoolError, UnsupportedError
 _ADAPTER = "adapter_config.json"  # peft's
 _ADAPTER_WEIGHTS = "adapter_model"
 _ADAPTED = ".lora_"  # in the name of each of its matrices
+_WRAPPED = "base_model.model."
 _SINGLE = "model.safetensors"
 _MERGE = "PeftModel.from_pretrained(MODEL, ADAPTER).merge_and_unload().save_pretrained(OUT)"
 
 
 def refuse_adapter(checkpoint: Checkpoint) -> None:
     """UnsupportedError where the weights are those of an adapter alone."""
+    if all(name.startswith(_WRAPPED) for name in checkpoint.tensors):
+        raise UnsupportedError(
+            f"{checkpoint.path}: its tensors are named as peft wraps a model ({_WRAPPED}...), so "
+            f"that no engine knows them; merge and save it with peft: {_MERGE}"
+        )
     files = [file.name.startswith(_ADAPTER_WEIGHTS) for file in checkpoint.files]
     if (files and all(files)) or all(_ADAPTED in name for name in checkpoint.tensors):
         raise UnsupportedError(
@@ -84,6 +90,11 @@ def _lacks_head(checkpoint: Checkpoint) -> bool:
 def said(checkpoint: Checkpoint) -> list[str]:
     """What lies there and is left out, though other programs load it."""
     found = []
+    if stray := [name for name in checkpoint.tensors if _ADAPTED in name]:
+        found.append(
+            f"{len(stray)} matrices of an adapter lie among the weights ({stray[0]}), which few "
+            f"engines add; where they are no part of the model, merge them with peft: {_MERGE}"
+        )
     if (checkpoint.folder / _ADAPTER).is_file():
         found.append(
             f"an adapter lies beside the weights ({_ADAPTER}), which is left out of what is made, "

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.checkpoints.structure import expert_of
-from qtool.errors import UnsupportedError
+from qtool.errors import SourceError, UnsupportedError
 from qtool.formats import mxfp4
 from qtool.planning.fit import Action
 from qtool.planning.planned import Planned
@@ -17,6 +17,11 @@ _ALONE = "format mxfp4 has experts alone in 4 bits"
 def refuse_others(recipe: Recipe, checkpoint: Checkpoint) -> None:
     """UnsupportedError for a model whose classes no engine has the format for."""
     kind = str(checkpoint.config.get("model_type") or "")
+    if recipe.format == mxfp4.NAME and not checkpoint.config:
+        raise SourceError(
+            f"{checkpoint.folder}: has no config.json, which says what model it is; put the "
+            "model's own beside its tensors"
+        )
     if recipe.format == mxfp4.NAME and kind != mxfp4.MODEL:
         raise UnsupportedError(
             f"{checkpoint.path}: format mxfp4 is gpt-oss's own (model_type {mxfp4.MODEL}), which "
@@ -39,6 +44,11 @@ def refuse(recipe: Recipe, checkpoint: Checkpoint, tensors: Sequence[Planned]) -
     if recipe.format != mxfp4.NAME:
         return
     fused = [tensor for tensor in tensors if tensor.fused]
+    for tensor in fused:
+        if f"{tensor.name}_bias" not in checkpoint.tensors:
+            raise SourceError(
+                f"{checkpoint.path}: lacks {tensor.name}_bias, which gpt-oss has; fetch it again"
+            )
     left = fused or [t for t in tensors if t.scheme is None and expert_of(t.name) is not None]
     if left:
         raise UnsupportedError(

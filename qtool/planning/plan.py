@@ -242,9 +242,9 @@ def make_plan(
         )
         for name, info in tensors.items()
     )
+    mxfp4.refuse(recipe, checkpoint, planned)
     unseen.refuse(recipe, checkpoint, planned)
     mlx.refuse(recipe, checkpoint, planned)
-    mxfp4.refuse(recipe, checkpoint, planned)
     layout = plan_shards(
         [spec for tensor in planned for spec in tensor.outputs],
         max_shard_bytes,
@@ -263,7 +263,9 @@ def make_plan(
     )
     seconds = duration.seconds(recipe, planned, counted, active, memory.setting)
     warnings += engines.warnings(recipe, planned, checkpoint.config)
-    warnings += [*notes.much_dense(planned), *notes.wide_codes(planned)]
+    if recipe.format != "mxfp4":  # of which experts are all that is quantized
+        warnings += notes.much_dense(planned)
+    warnings += notes.wide_codes(planned)
     of_block = {tensor.block: cache[tensor.name] for tensor in planned if tensor.name in cache}
     return Plan(
         recipe, planned, blocks, layout, tuple(warnings), memory, seconds,

@@ -12,6 +12,7 @@ from typing import Any
 from qtool.checkpoints import structure
 from qtool.checkpoints.layer_names import experts_of, number_of
 from qtool.formats.dtypes import FLOAT_DTYPES
+from qtool.formats.mxfp4_experts import misnamed
 from qtool.verification.by_table import (
     check_by_table,
     lost_by_table,
@@ -41,6 +42,14 @@ def check_tensors(subject: Subject) -> Iterator[Finding]:
             "error", CHECK, "",
             "config.json has neither model_type nor architectures, so no engine knows which model "
             "it is; put the model's own beside the tensors",
+        )  # fmt: skip
+    if others := misnamed(subject.artifact.checkpoint.tensors):
+        first, wanted = next(iter(others.items()))
+        yield Finding(
+            "error", CHECK, first,
+            f"{first} and {len(others) - 1} more hold plain numbers under names of MXFP4's blocks, "
+            "as transformers 5.23 saves gpt-oss that it has dequantized; engines look for "
+            f"{wanted}: save it with another version, or quantize it, which takes it so",
         )  # fmt: skip
     yield from _blocks(subject)
     yield from _experts(subject)
