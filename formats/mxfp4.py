@@ -54,17 +54,21 @@ def stack_of(name: str) -> tuple[str, int] | None:
 
 
 def apart(tensors: Mapping[str, TensorInfo]) -> dict[str, tuple[str, TensorInfo]]:
-    """Each tensor with the name of what it is stored in: stacks as two tensors an expert. What is
-    damaged is no stack."""
+    """Each tensor with the name of what it is stored in: stacks as two tensors an expert.
+
+    FormatError where a stack is damaged, or something of it is there otherwise, too.
+    """
     stacks: dict[str, tuple[str, int, str]] = {}
     for name in tensors:
-        try:
-            stack = stored_stack(name, tensors)
-        except FormatError:
+        if stack_of(name) is not None:
+            raise FormatError(f"{name}: no engine has a tensor for each expert")
+        if (stack := stored_stack(name, tensors)) is None:
             continue
-        if stack is not None:
-            stem, (experts, _, _) = stack
-            stacks |= {stem + end: (stem, experts, end) for end in (BLOCKS, SCALES)}
+        stem, (experts, _, _) = stack
+        layer, _, kind = stem.rpartition(".")
+        if twice := [one for one in (stem, f"{layer}.0.{kind}.weight") if one in tensors]:
+            raise FormatError(f"{name} and {twice[0]} are two copies of the same")
+        stacks |= {stem + end: (stem, experts, end) for end in (BLOCKS, SCALES)}
     out: dict[str, tuple[str, TensorInfo]] = {}
     for name, info in tensors.items():
         if name not in stacks:
@@ -72,7 +76,7 @@ def apart(tensors: Mapping[str, TensorInfo]) -> dict[str, tuple[str, TensorInfo]
             continue
         stem, experts, end = stacks[name]
         layer, _, kind = stem.rpartition(".")
-        size = info.nbytes // max(1, experts)
+        size = info.nbytes // experts
         for expert in range(experts):
             part = f"{layer}.{expert}.{kind}.{end[1:]}"
             start = info.start + expert * size

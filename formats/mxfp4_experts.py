@@ -40,7 +40,7 @@ def stack_of(name: str, tensors: Mapping[str, TensorInfo]) -> tuple[str, tuple[i
     if stem == name or scales is None or ".experts." not in name:
         return None
     blocks = tensors[name]
-    fits = len(blocks.shape) == 4 and blocks.shape[3] * 2 == GROUP
+    fits = len(blocks.shape) == 4 and blocks.shape[3] * 2 == GROUP and 0 not in blocks.shape
     if not fits or blocks.shape[:3] != scales.shape or {blocks.dtype, scales.dtype} != {"U8"}:
         raise FormatError(
             f"{name} is {blocks.dtype} {list(blocks.shape)} and {scales.name} {scales.dtype} "

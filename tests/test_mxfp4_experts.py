@@ -140,10 +140,8 @@ def test_scales_that_are_no_numbers(packed: Path) -> None:
     rewrite(packed, name, scales)
     (found,) = [one for one in verify_artifact(packed).findings if one.check == "scales"]
     assert found.severity == "error" and "experts.2.down_proj" in found.name
-    # Beside another in the same format, experts are read as numbers.
-    twin = verify_artifact(packed, against=packed).findings
-    (found,) = [one for one in twin if one.check == "dense-values"]
-    assert found.message.startswith(f"{name}: 1 of 768 scales are NaN")
+    beside = verify_artifact(packed, against=packed).findings
+    assert found in [one for one in beside if one.check == "scales"]
 
 
 def test_scales_of_other_groups(packed: Path) -> None:

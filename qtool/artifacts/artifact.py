@@ -19,7 +19,6 @@ from qtool.artifacts.entry import (
     STACK,
     Entry,
     small_floats,
-    stacked,
     undecoded,
     unpacked,
 )
@@ -60,6 +59,7 @@ class Artifact:
     found: ArtifactScheme
     provenance: Mapping[str, Any] | None
     unreadable: str = ""  # why the qtool.json that is there says nothing
+    apart: bool = False  # whether experts in one tensor are seen one by one
 
     @classmethod
     def open(cls, path: Path | str) -> Artifact:
@@ -81,6 +81,8 @@ class Artifact:
     @property
     def decoded(self) -> bool:
         """Whether quantized matrices can be read here."""
+        if self.found.format == mxfp4.NAME and not self.apart:
+            return False  # its experts are read as stacks
         return self.found.scheme is not None and self.found.format in FORMATS
 
     def check_unchanged(self) -> None:
@@ -119,13 +121,7 @@ class Artifact:
         found: list[Entry] = []
         for name, info in tensors.items():
             module = self._module(name, info)
-            if (
-                stack := None
-                if self.found.format == "dense"
-                else mxfp4_experts.stack_of(name, tensors)
-            ):
-                entry = stacked(self.checkpoint, name, *stack)
-            elif module is not None:
+            if module is not None:
                 entry = self._packed(module, name)
             elif not self.decoded and self.found.format != "dense":
                 entry = undecoded(self.checkpoint, self.found, name)
@@ -259,12 +255,15 @@ class Artifact:
 
 
 def one_by_one(artifact: Artifact) -> Artifact:
-    """The artifact with experts that lie in one tensor in MXFP4 as matrices of codes; any other as
-    it is."""
+    """The artifact with experts that lie in one tensor in MXFP4 as matrices of codes; any other,
+    and one of which a stack is damaged, as it is."""
     if artifact.found.format != mxfp4.NAME:
         return artifact
-    parts = mxfp4.apart(artifact.checkpoint.tensors)
-    return replace(artifact, checkpoint=_in_parts(artifact.checkpoint, parts))
+    try:
+        parts = mxfp4.apart(artifact.checkpoint.tensors)
+    except FormatError:
+        return artifact  # what is wrong is told where entries are made
+    return replace(artifact, checkpoint=_in_parts(artifact.checkpoint, parts), apart=True)
 
 
 def experts_apart(checkpoint: Checkpoint) -> Checkpoint:

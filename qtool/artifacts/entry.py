@@ -79,6 +79,8 @@ def undecoded(checkpoint: Checkpoint, found: ArtifactScheme, name: str) -> Entry
     """A tensor of a format that is named here, not read; its aids are counted with it."""
     tensors = checkpoint.tensors
     info = tensors[name]
+    if stack := mxfp4_experts.stack_of(name, tensors):
+        return _stack(checkpoint, name, *stack)
     module, _, last = name.rpartition(".")
     if last not in ("weight", "weight_packed") or info.dtype in st.FLOAT_DTYPES:
         return Entry(name, info.shape, info.dtype, None, (name,), info.nbytes, info.size)
@@ -98,7 +100,7 @@ def undecoded(checkpoint: Checkpoint, found: ArtifactScheme, name: str) -> Entry
     return Entry(f"{module}.weight", shape, info.dtype, found.format, stored, nbytes, parameters)
 
 
-def stacked(checkpoint: Checkpoint, blocks: str, name: str, shape: tuple[int, ...]) -> Entry:
+def _stack(checkpoint: Checkpoint, blocks: str, name: str, shape: tuple[int, ...]) -> Entry:
     """Experts in MXFP4, under the name that they have where they are plain."""
     stored = (blocks, name + mxfp4_experts.SCALES)
     nbytes = sum(checkpoint.tensors[one].nbytes for one in stored)

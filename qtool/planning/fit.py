@@ -178,6 +178,12 @@ def fit(recipe: Recipe, tensors: Mapping[str, TensorInfo], actions: dict[str, Ac
             key = "" if together else structure.fused_key(name.removesuffix(".weight"))
             schemes[name] = replace(scheme, group_size=smallest[key])
     failures = {name: reason for name in schemes if (reason := obstacle(name)) is not None}
+    if failures and recipe.format == "mxfp4":
+        name, reason = next(iter(failures.items()))
+        raise FormatError(
+            f"{name} {list(tensors[name].shape)}: {reason}, so that gpt-oss's own format does not "
+            "hold it; take a GGUF recipe such as q4_k_m"
+        )
     if failures and recipe.indivisible == "error":
         raise FormatError(_ways_out(recipe, failures, schemes, tensors))
     if failures and recipe.indivisible == "smaller-group":

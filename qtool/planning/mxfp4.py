@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from qtool.checkpoints.checkpoint import Checkpoint
+from qtool.checkpoints.fused_experts import DOWN, GATE_UP
 from qtool.checkpoints.structure import expert_of
 from qtool.errors import SourceError, UnsupportedError
 from qtool.formats import mxfp4
@@ -30,6 +31,24 @@ def refuse_others(recipe: Recipe, checkpoint: Checkpoint) -> None:
         )
 
 
+def refuse_incomplete(recipe: Recipe, checkpoint: Checkpoint) -> None:
+    """SourceError where experts are not what transformers saves of gpt-oss, in two tensors with
+    biases."""
+    if recipe.format != mxfp4.NAME:
+        return
+    tensors = checkpoint.tensors
+    fused = [n for n in tensors if n.endswith((f"experts.{GATE_UP}", f"experts.{DOWN}"))]
+    if alone := [name for name in fused if f"{name}_bias" not in tensors]:
+        raise SourceError(
+            f"{checkpoint.path}: lacks {alone[0]}_bias, which gpt-oss has; fetch it again"
+        )
+    if not fused and not any(name.endswith(f".{GATE_UP}.weight") for name in tensors):
+        raise SourceError(
+            f"{checkpoint.path}: no tensor is called ...mlp.experts.{GATE_UP} [experts, in, 2 * "
+            "inner], as transformers saves gpt-oss's experts, each with a bias; save it so"
+        )
+
+
 def leave(recipe: Recipe, actions: dict[str, Action]) -> None:
     """Make dense what is no expert's."""
     if recipe.format != mxfp4.NAME:
@@ -44,12 +63,9 @@ def refuse(recipe: Recipe, checkpoint: Checkpoint, tensors: Sequence[Planned]) -
     if recipe.format != mxfp4.NAME:
         return
     fused = [tensor for tensor in tensors if tensor.fused]
-    for tensor in fused:
-        if f"{tensor.name}_bias" not in checkpoint.tensors:
-            raise SourceError(
-                f"{checkpoint.path}: lacks {tensor.name}_bias, which gpt-oss has; fetch it again"
-            )
-    left = fused or [t for t in tensors if t.scheme is None and expert_of(t.name) is not None]
+    left = fused or [
+        tensor for tensor in tensors if tensor.scheme is None and expert_of(tensor.name) is not None
+    ]
     if left:
         raise UnsupportedError(
             f"{checkpoint.path}: {left[0].module} and {len(left) - 1} more would stay dense "

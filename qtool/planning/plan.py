@@ -188,6 +188,7 @@ def make_plan(
     tensors = checkpoint.tensors
     if recipe.rounding != "none" or recipe.transform_chain:
         structure.check_source(tensors, checkpoint.config)
+    mxfp4.refuse_incomplete(recipe, checkpoint)
     beside.refuse_other_config(source)
     seems = beside.check_whole(source)
     blocks = structure.find_blocks(tensors, checkpoint.config)

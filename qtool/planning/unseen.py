@@ -45,7 +45,7 @@ def refuse(recipe: Recipe, checkpoint: Checkpoint, tensors: Sequence[Planned]) -
         raise UnsupportedError(
             f"{checkpoint.path}: recipe {recipe.name} would leave {share:.0%} of the decoder "
             f"blocks' weights dense without saying so ({what}); where that is meant, say it: "
-            f"{overriding(entries, bool(recipe.overrides))}{_or_others(checkpoint)}"
+            f"{overriding(entries, bool(recipe.overrides))}{_or_others(recipe, checkpoint)}"
         )
 
 
@@ -117,13 +117,13 @@ def _patterns(names: Iterable[str], quantized: Collection[str]) -> list[str]:
     return [*found]
 
 
-def _or_others(checkpoint: Checkpoint) -> str:
+def _or_others(recipe: Recipe, checkpoint: Checkpoint) -> str:
     """The recipes that take the model: gpt-oss's own, and of GGUF where its class is one of
     theirs."""
     from qtool.gguf.architectures import TABLE, class_named
 
     known = class_named(checkpoint.config) in TABLE
-    own = checkpoint.config.get("model_type") == mxfp4.MODEL
+    own = checkpoint.config.get("model_type") == mxfp4.MODEL and recipe.format != mxfp4.NAME
     recipes = ["mxfp4-gpt-oss, which stores them in its own format"] if own else []
     recipes += ["a GGUF recipe such as q4_k_m, which quantizes them"] if known else []
     return "".join(f", or take {recipe}" for recipe in recipes)

@@ -8,7 +8,7 @@ from typing import Any
 
 from qtool.checkpoints.decoder_names import name_alone, sees
 from qtool.checkpoints.fused_experts import PARTS, WHOLE, stack_of
-from qtool.checkpoints.layer_names import is_head
+from qtool.checkpoints.layer_names import experts_of, is_head
 from qtool.checkpoints.structure import is_turn
 from qtool.errors import QtoolError
 from qtool.gguf.architectures import TABLE, Architecture, variant
@@ -107,10 +107,14 @@ def _lost(
     lost = []
     for place in places:
         module = place.module
-        first = place.suffix == module.ends[0][0]
+        # Experts that come packed never come without their biases.
+        first = place.suffix == module.ends[0][0] or module.packed
         if not place.found and first and module.required(config) and module.name not in HEADS:
-            lost.append(module.name.replace("{b}", str(place.block)) + place.end)
-    return lost + [one for one in _learned(architecture, config, names) if one not in names]
+            name = (module.within if module.packed else None) or module.name
+            lost.append(name.replace("{b}", str(place.block)) + place.end)
+    return list(dict.fromkeys(lost)) + [
+        one for one in _learned(architecture, config, names) if one not in names
+    ]
 
 
 def said_lost(lost: list[str], config: dict[str, Any]) -> str:
@@ -196,7 +200,8 @@ def _found(
             return found
     stems = (place(name).removesuffix(end) for name in module.stored)
     stack = next(filter(None, map(stack_of, stems)), None)
-    if stack is not None and (not _apart(module) or _EXPERTS not in module.name):
+    in_one = not _apart(module) or _EXPERTS not in module.name
+    if stack is not None and in_one and not end.endswith("bias"):
         # Experts that a checkpoint keeps fused, one by one (checkpoints.fused_experts).
         layer, kind = stack
         for own in (PARTS[kind], WHOLE[kind]):
@@ -219,6 +224,8 @@ def _other_shape(
     subject: Subject, place: _Place, names: Mapping[str, str], config: Mapping[str, Any]
 ) -> str | None:
     """QtoolError where the config does not tell the shape."""
+    if place.found and experts_of(place.found[0]) is not None:
+        return _other_experts(subject, place, names, config)
     if len(place.found) != 1 or place.module.each is not None:
         return None
     name = names[place.found[0]]
@@ -232,6 +239,24 @@ def _other_shape(
         f"{name} is {list(entry.shape)}, and by config.json it should be {list(expected)}; "
         "config and weights are of different models"
     )
+
+
+def _other_experts(
+    subject: Subject, place: _Place, names: Mapping[str, str], config: Mapping[str, Any]
+) -> str | None:
+    """The same of gpt-oss's experts one by one, whose table has them in one tensor."""
+    expected = checkpoint_shape(place.module, config, place.suffix, place.block)
+    if not place.module.packed or expected is None or len(expected) != 3:
+        return None
+    wanted = (expected[2], expected[1])
+    for name in (names[one] for one in place.found):
+        entry = subject.entries.get(name)
+        if entry is not None and entry.shape != wanted:
+            return (
+                f"{name} is {list(entry.shape)}, and by config.json it should be {list(wanted)}; "
+                "config and weights are of different models"
+            )
+    return None
 
 
 def _welcome(name: str) -> bool:

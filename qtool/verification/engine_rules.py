@@ -148,9 +148,9 @@ def _served(view: EngineView, engine: str, who: str, tp: int) -> Iterator[Findin
         return
     if engine == "vllm" and view.format == "mxfp4" and view.model_dtype == "F16":
         yield Finding(
-            "warning", "engine-dtype", "",
-            "vLLM multiplies gpt-oss's MXFP4 in bfloat16 alone, and the model is float16: give it "
-            "--dtype bfloat16",
+            "error", "engine-dtype", "",
+            "vLLM will refuse float16 beside gpt-oss's MXFP4, which it multiplies in bfloat16 "
+            "alone: start from bfloat16, or give it --dtype bfloat16",
         )  # fmt: skip
     yield from kernel_findings(view, engine, who, tp)
     yield from split_findings(view, who, tp)

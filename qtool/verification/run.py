@@ -45,6 +45,7 @@ from qtool.verification import (
 from qtool.verification.files import check_files
 from qtool.verification.finding import Finding, Verdict
 from qtool.verification.matrix import Measured, measure
+from qtool.verification.one_by_one import one_by_one as source_one_by_one
 from qtool.verification.scaling import Compared, Floats, compare
 from qtool.verification.stated import CHECK as STATED
 from qtool.verification.stated import check_stated, statement_of
@@ -172,8 +173,10 @@ def _verdict(
             if multiple and not isinstance(opened, Checkpoint):
                 source = opened = None
                 findings.append(Finding("note", "against", "", not_compared(multiple)))
-        stacked = opened is not None and not isinstance(opened, Checkpoint)
-        subject = subject_of(path, artifact if stacked else one_by_one(artifact), source)
+        apart = one_by_one(artifact)
+        if apart is not artifact and source is not None:
+            source = source_one_by_one(source)
+        subject = subject_of(path, apart, source)
         checks.append("shapes")
         findings += [Finding("error", "shapes", n, why) for n, why in subject.broken.items()]
         for name, check in STRUCTURAL:

@@ -116,7 +116,7 @@ def _stacks(source: Mapping[str, TensorInfo]) -> tuple[str, ...]:
 
 def _unstacked(name: str, subject: Subject) -> bool:
     """Whether a 3-D tensor of the source is there as one matrix an expert."""
-    if "experts" not in name or experts_of(name):
+    if "experts" not in name or experts_of(name) or name.endswith("bias"):
         return False
     layer = name[: name.index("experts") + 7]
     return f"{layer}.0." in subject.expert_starts
