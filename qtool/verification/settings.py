@@ -13,6 +13,7 @@ from typing import Any
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.checkpoints.decoder_names import is_alone
 from qtool.gguf.architectures.prediction import MTP
+from qtool.gguf.open import is_gguf
 from qtool.gguf.tokenizer_json import TOKENIZER, read_object
 from qtool.streaming.weights import Weights
 from qtool.verification.as_read import as_read
@@ -70,6 +71,8 @@ def check_settings(subject: Subject, source: Weights) -> Iterator[Finding]:
         different.remove(_TIED)  # as a rotation leaves it, or a head that was quantized
     if _TIED in different and here[_TIED] is True and head_is_embedding(source):
         different.remove(_TIED)  # as what is made of a GGUF file, which has one copy of the two
+    if is_gguf(source.path):  # which is shown as llama.cpp computes it
+        different = [key for key in different if not key.endswith(".truncate")]
     # A language model alone, or one class under two names.
     if alone or {class_of(config) for config in (here, there)} <= _SAME_CLASS:
         different = [key for key in different if key not in _CLASSES]
