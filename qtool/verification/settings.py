@@ -71,12 +71,12 @@ def check_settings(subject: Subject, source: Weights) -> Iterator[Finding]:
         different.remove(_TIED)  # as a rotation leaves it, or a head that was quantized
     if _TIED in different and here[_TIED] is True and head_is_embedding(source):
         different.remove(_TIED)  # as what is made of a GGUF file, which has one copy of the two
-    if is_gguf(source.path):  # which is shown as llama.cpp computes it
-        different = [key for key in different if not key.endswith(".truncate")]
     # A language model alone, or one class under two names.
     if alone or {class_of(config) for config in (here, there)} <= _SAME_CLASS:
         different = [key for key in different if key not in _CLASSES]
     different += [key for key in lost if key not in different]
+    if is_gguf(source.path):  # which is shown as llama.cpp computes it
+        different = [key for key in different if not key.endswith(".truncate")]
     if different and not {*_CLASSES} & {*different}:
         read = [as_read(folder) for folder in (subject.artifact.checkpoint.folder, source.folder)]
         # Whether the head is tied stands outside of the decoder's settings, which are read.
