@@ -60,6 +60,8 @@ def check_settings(subject: Subject, source: Weights) -> Iterator[Finding]:
         return
     alone = is_alone(subject.config, source.config)
     here, there = (one_form(config, alone) for config in (subject.config, source.config))
+    if is_gguf(source.path):  # which is shown as llama.cpp computes it
+        here, there = (_without(config, "truncate") for config in (here, there))
     idle = unread(here) & unread(there)
     if alone:
         idle |= {*source.config} - {*subject.config, *(source.config.get("text_config") or {})}
@@ -75,8 +77,6 @@ def check_settings(subject: Subject, source: Weights) -> Iterator[Finding]:
     if alone or {class_of(config) for config in (here, there)} <= _SAME_CLASS:
         different = [key for key in different if key not in _CLASSES]
     different += [key for key in lost if key not in different]
-    if is_gguf(source.path):  # which is shown as llama.cpp computes it
-        different = [key for key in different if not key.endswith(".truncate")]
     if different and not {*_CLASSES} & {*different}:
         read = [as_read(folder) for folder in (subject.artifact.checkpoint.folder, source.folder)]
         # Whether the head is tied stands outside of the decoder's settings, which are read.
@@ -88,6 +88,15 @@ def check_settings(subject: Subject, source: Weights) -> Iterator[Finding]:
         "engines compute as config.json says: put back the source's",
         "put back the source's",
     )
+
+
+def _without(settings: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """The settings, and those within, without one."""
+    return {
+        name: _without(value, key) if isinstance(value, Mapping) else value
+        for name, value in settings.items()
+        if name != key
+    }
 
 
 def _read_alike(key: str, here: Mapping[str, Any], there: Mapping[str, Any]) -> bool:
