@@ -26,7 +26,8 @@ from qtool.errors import FormatError, UnsupportedError
 from qtool.formats import detect, mxfp4, mxfp4_experts
 from qtool.formats.safetensors_file import TensorInfo, byte_size, from_float32
 
-_KEPT_OPEN = 4  # matrices, by their codes: some threads work on parts of one, or of two
+_MOST_BYTES = 1 << 28  # of codes that are kept, as threads read a matrix in parts
+_FEWEST = 2  # matrices that are, however large: the one that ends, and the next
 
 
 @dataclass(frozen=True)
@@ -34,16 +35,15 @@ class Plain(Checkpoint):
     """See Checkpoint. What has codes lies nowhere as it is read: its `start` is 0."""
 
     source: Checkpoint | None = field(default=None, repr=False)  # as it lies there
-    made: Mapping[str, Step] = field(default_factory=dict, repr=False)  # what is not read as it is
+    made: Mapping[str, Step] = field(default_factory=dict, repr=False)  # what has codes
     _open: dict[str, Quantized] = field(default_factory=dict, repr=False)
     _lock: Lock = field(default_factory=Lock, repr=False)
 
     @property
     def kinds(self) -> str:
         """How its matrices are stored, in words."""
-        return ", ".join(kind for kind, _ in Counter(
-            step.tensor.stored for step in self.made.values() if step.tensor.read is not None
-        ).most_common())  # fmt: skip
+        found = Counter(step.tensor.stored for step in self.made.values())
+        return ", ".join(kind for kind, _ in found.most_common())
 
     def raw(self, name: str) -> NDArray[np.uint8]:
         """The bytes of a tensor, uint8 [nbytes]."""
@@ -77,10 +77,13 @@ class Plain(Checkpoint):
             if name not in self._open:
                 assert step.tensor.read is not None
                 value = step.tensor.read()
-                while len(self._open) >= _KEPT_OPEN:
-                    self._open.pop(next(iter(self._open)))
                 self._open[name] = value
+                while len(self._open) > _FEWEST and self._bytes_open() > _MOST_BYTES:
+                    self._open.pop(next(iter(self._open)))
             return self._open[name]
+
+    def _bytes_open(self) -> int:
+        return sum(prod(value.shape) for value in self._open.values())
 
     @property
     def file_digests(self) -> Mapping[str, str]:
