@@ -21,6 +21,7 @@ from qtool.converting.view import Plain, opened
 from qtool.errors import FormatError, UnsupportedError
 from qtool.formats.gguf_file import GgufFile
 from qtool.runs.progress import Progress
+from qtool.verification.run import verify_artifact
 
 QUIET = Progress(quiet=True)
 KINDS: dict[str, tuple[str, ...]] = {
@@ -71,6 +72,13 @@ def test_numbers_of_a_release(sources: Path) -> None:
         assert numbers.raw(name).tobytes() == made.raw(name).tobytes(), name
     config = json.loads((sources / "v4-hf" / "config.json").read_text())
     assert "quantization_config" not in config and "expert_dtype" not in config
+
+
+def test_engines_of_a_release(sources: Path) -> None:
+    """Scales of attention's matrices are none of the KV cache's."""
+    found = verify_artifact(sources / "v4", engine="vllm").findings
+    assert not [one for one in found if one.check == "engine-kv-cache"]
+    assert not [one for one in found if one.severity == "error" and "split" not in one.check]
 
 
 # The view
