@@ -62,7 +62,8 @@ def scheme_in(module: str, look: Look, found: ArtifactScheme) -> tuple[Scheme, t
         raise FormatError(f"{module}: the config does not say how it is stored")
     scales = _names(module, look)
     stored, shape = stored_codes.matrix(look, f"{module}.weight")
-    if str(stored.dtype) in ("I8", "int8"):
+    powers = str(stored_codes.look_up(look, scales).dtype) in ("F8_E8M0", "U8", "uint8")
+    if powers and str(stored.dtype) in ("I8", "int8"):
         return stored_codes.scheme_of_nibbles(module, look, _FOUR_BITS, f"{module}.weight", scales)
     book = "e5m2" if str(stored.dtype) == "F8_E5M2" else found.scheme.book
     scale = stored_codes.look_up(look, scales).shape

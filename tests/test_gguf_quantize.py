@@ -312,8 +312,8 @@ def test_a_source_is_closed_at_the_end(
 ) -> None:
     opened = []
 
-    def opening(path: Path) -> GgufSource:
-        opened.append(open_source(path))
+    def opening(path: Path, requantize: bool) -> GgufSource:
+        opened.append(open_source(path, requantize))
         return opened[0]
 
     monkeypatch.setattr(gguf_quantize, "open_source", opening)

@@ -164,7 +164,7 @@ def test_the_same_artifact_as_of_the_copy(
     config = [json.loads((tmp_path / out / "config.json").read_text()) for out in ("copy", "out")]
     assert config[0] == config[1]
     record = json.loads((tmp_path / "out" / "qtool.json").read_text())
-    assert record["source"]["requantized_from"] == view_of(sources / name).kinds
+    assert record["source"]["requantized_from"] == view_of(sources / name).stored_as
     again = call("reproduce", tmp_path / "out", "--model", sources / name)
     assert again.status == 0 and "the same to the byte" in again.out, again.err + again.out
 

@@ -235,6 +235,11 @@ class Checkpoint:
         return self.path if self.path.is_dir() else self.path.parent
 
     @property
+    def stored_as(self) -> str | None:
+        """How the matrices lie there of what is shown dequantized; None of a plain checkpoint."""
+        return None
+
+    @property
     def size_bytes(self) -> int:
         """Bytes of all tensors."""
         return sum(info.nbytes for info in self.tensors.values())

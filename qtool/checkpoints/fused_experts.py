@@ -28,6 +28,7 @@ from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.checkpoints.layer_names import experts_of
 from qtool.errors import UnsupportedError
 from qtool.formats import safetensors_file as st
+from qtool.formats.mxfp4_experts import misnamed
 from qtool.formats.safetensors_file import FLOAT_DTYPES, TensorInfo
 
 GATE_UP, DOWN = "gate_up_proj", "down_proj"
@@ -187,6 +188,21 @@ def apart(
         checkpoint.path, checkpoint.config, tensors, checkpoint.metadata, checkpoint.files, files,
         checkpoint.readable, columns,
     )  # fmt: skip
+
+
+def well_named(checkpoint: Checkpoint) -> Checkpoint:
+    """gpt-oss's experts under their own names, where they were saved under those of blocks."""
+    others = misnamed(checkpoint.tensors)
+    if not others:
+        return checkpoint
+    return replace(
+        checkpoint,
+        tensors={
+            others.get(name, name): replace(info, name=others.get(name, name))
+            for name, info in checkpoint.tensors.items()
+        },
+        _file_of={others.get(n, n): checkpoint.file_of(n) for n in checkpoint.tensors},
+    )
 
 
 def all_apart(

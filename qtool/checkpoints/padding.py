@@ -59,6 +59,11 @@ class Padded(Checkpoint):
         return self.source
 
     @property
+    def stored_as(self) -> str | None:
+        """As of what it is a view of."""
+        return self.original.stored_as
+
+    @property
     def widths(self) -> Mapping[str, int]:
         """The keys of config.json that say another width than the source's."""
         new = structure.text_config(self.config)

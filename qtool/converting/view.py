@@ -6,7 +6,7 @@ copy in bfloat16, which would be twice as large. Every byte is the one that the 
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from threading import Lock
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from qtool.artifacts.stored_config import quantization_config
 from qtool.checkpoints.checkpoint import Checkpoint
+from qtool.checkpoints.fused_experts import well_named
 from qtool.converting.certificate import Squares
 from qtool.converting.from_artifact import artifact_model
 from qtool.converting.model import Quantized
@@ -23,7 +24,7 @@ from qtool.converting.pieces import dequantize
 from qtool.converting.plain import plain
 from qtool.converting.plan import Step, dense_plan
 from qtool.errors import FormatError, UnsupportedError
-from qtool.formats import detect, mxfp4, mxfp4_experts
+from qtool.formats import detect, mxfp4
 from qtool.formats.safetensors_file import TensorInfo, byte_size, from_float32
 
 _MOST_BYTES = 1 << 28  # of codes that are kept, as threads read a matrix in parts
@@ -40,7 +41,7 @@ class Plain(Checkpoint):
     _lock: Lock = field(default_factory=Lock, repr=False)
 
     @property
-    def kinds(self) -> str:
+    def stored_as(self) -> str:
         """How its matrices are stored, in words."""
         found = Counter(step.tensor.stored for step in self.made.values())
         return ", ".join(kind for kind, _ in found.most_common())
@@ -95,46 +96,10 @@ class Plain(Checkpoint):
 def opened(path: Path, requantize: bool) -> Checkpoint:
     """What a recipe is applied to: the checkpoint or, with --requantize, the view of one that is
     quantized. gpt-oss as it is released stays as it is: GGUF recipes keep its experts."""
-    checkpoint = _well_named(Checkpoint.open(path))
+    checkpoint = well_named(Checkpoint.open(path))
     if not requantize or detect(quantization_config(checkpoint)).format in ("dense", mxfp4.NAME):
         return checkpoint
     return plain_view(path)
-
-
-def _well_named(checkpoint: Checkpoint) -> Checkpoint:
-    """gpt-oss's experts under their own names, where they were saved under those of blocks."""
-    others = mxfp4_experts.misnamed(checkpoint.tensors)
-    if not others:
-        return checkpoint
-    return replace(
-        checkpoint,
-        tensors={
-            others.get(name, name): replace(info, name=others.get(name, name))
-            for name, info in checkpoint.tensors.items()
-        },
-        _file_of={others.get(n, n): checkpoint.file_of(n) for n in checkpoint.tensors},
-    )
-
-
-def kinds_of(checkpoint: Checkpoint) -> str | None:
-    """How a source is stored that is such a view, or a view of one; None for a plain one."""
-    while not isinstance(checkpoint, Plain):
-        inner = getattr(checkpoint, "source", None)
-        if not isinstance(inner, Checkpoint):
-            return None
-        checkpoint = inner
-    return checkpoint.kinds
-
-
-def said(checkpoint: Checkpoint) -> list[str]:
-    """A sentence where it is quantized."""
-    kinds = kinds_of(checkpoint)
-    if kinds is None:
-        return []
-    return [
-        f"the source is quantized already ({kinds}): quantizing it again loses more "
-        "than quantizing the original does, where there is one"
-    ]
 
 
 def check_needed(path: Path, requantize: bool) -> None:

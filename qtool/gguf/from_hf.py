@@ -47,8 +47,6 @@ _COMPUTED = (
 
 def hf_source(checkpoint: Checkpoint) -> GgufSource:
     """What is to be written; refused before any tensor is read where it cannot be done."""
-    from qtool.converting import view
-
     where = str(checkpoint.path)
     refuse_adapter(checkpoint)
     architecture = architecture_of(checkpoint.config, where)
@@ -72,10 +70,10 @@ def hf_source(checkpoint: Checkpoint) -> GgufSource:
     ]
     metadata = _metadata(architecture, checkpoint, config, tensors) | learned
     warnings = tuple(text for check in architecture.warn if (text := check(config)) is not None)
-    warnings = (*view.said(checkpoint), *said(checkpoint), *padding.said(checkpoint), *warnings)
+    warnings = (*said(checkpoint), *padding.said(checkpoint), *warnings)
     return GgufSource(
         checkpoint.path, metadata, tuple(tensors), tuple(dropped), warnings,
-        requantized=view.kinds_of(checkpoint),
+        requantized=checkpoint.stored_as,
     )  # fmt: skip
 
 

@@ -127,15 +127,13 @@ def _planned(
     asked: Asked, recipe: Recipe, folder: Path, shard_bytes: int
 ) -> tuple[Plan, list[Finding]]:
     """And what the engine says that is asked."""
-    from qtool.converting.view import opened, said
+    from qtool.converting.view import opened
     from qtool.planning.experts import as_quantized
     from qtool.planning.plan import make_plan
 
-    source = opened(folder, asked.requantize)
-    checkpoint = as_quantized(recipe, source)
+    checkpoint = as_quantized(recipe, opened(folder, asked.requantize))
     threads, max_ram = asked.threads, asked.max_ram
     plan = make_plan(recipe, checkpoint, shard_bytes, threads=threads, max_ram=max_ram)
-    plan = replace(plan, warnings=(*said(source), *plan.warnings))
     if asked.engine is None:
         return plan, []
     from qtool.planning.engines import besides

@@ -17,17 +17,17 @@ _MERGE = "PeftModel.from_pretrained(MODEL, ADAPTER).merge_and_unload().save_pret
 
 def refuse_adapter(checkpoint: Checkpoint) -> None:
     """UnsupportedError where the weights are those of an adapter alone."""
-    if all(name.startswith(_WRAPPED) for name in checkpoint.tensors):
-        raise UnsupportedError(
-            f"{checkpoint.path}: its tensors are named as peft wraps a model ({_WRAPPED}...), so "
-            f"that no engine knows them; merge and save it with peft: {_MERGE}"
-        )
     files = [file.name.startswith(_ADAPTER_WEIGHTS) for file in checkpoint.files]
     if (files and all(files)) or all(_ADAPTED in name for name in checkpoint.tensors):
         raise UnsupportedError(
             f"{checkpoint.path}: an adapter (LoRA), not a model; merge it into the model that it "
             f"was trained on, with peft: {_MERGE}, copy the tokenizer's files to OUT, and quantize "
             "that"
+        )
+    if all(name.startswith(_WRAPPED) for name in checkpoint.tensors):
+        raise UnsupportedError(
+            f"{checkpoint.path}: its tensors are named as peft wraps a model ({_WRAPPED}...), so "
+            f"that no engine knows them; merge and save it with peft: {_MERGE}"
         )
 
 
@@ -90,6 +90,11 @@ def _lacks_head(checkpoint: Checkpoint) -> bool:
 def said(checkpoint: Checkpoint) -> list[str]:
     """What lies there and is left out, though other programs load it."""
     found = []
+    if (stored := checkpoint.stored_as) is not None:
+        found.append(
+            f"the source is quantized already ({stored}): quantizing it again loses more than "
+            "quantizing the original does, where there is one"
+        )
     if stray := [name for name in checkpoint.tensors if _ADAPTED in name]:
         found.append(
             f"{len(stray)} matrices of an adapter lie among the weights ({stray[0]}), which few "

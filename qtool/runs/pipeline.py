@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from qtool import methods
 from qtool.checkpoints import padding, structure
 from qtool.checkpoints.checkpoint import Checkpoint
-from qtool.converting.view import opened, said
+from qtool.converting.view import opened
 from qtool.dequantize import dequantize
 from qtool.methods import rtn
 from qtool.planning.engines import ROUNDED_SCALES
@@ -86,7 +86,7 @@ def run(request: Request, progress: Progress) -> Summary:
             skeleton = open_skeleton(checkpoint, plan)
         if any(plan.by_name[name].scheme is not None for name in skeleton.unknown):
             plan = make(unknown=skeleton.unknown)
-    warnings = [*said(source), *plan.warnings]
+    warnings = list(plan.warnings)
     if request.stats is not None and not request.recipe.calibrates:
         warnings.append(
             f"note: --stats is not used: recipe {request.recipe.name} looks at no activations"

@@ -38,8 +38,6 @@ def record(
 
     max_shard_bytes: where it is not the usual one. gpu: what did the work, if not the CPU.
     """
-    from qtool.converting.view import kinds_of
-
     asked: dict[str, Any] = {}
     if recipe.changes:
         asked["set"] = list(recipe.changes)
@@ -56,7 +54,7 @@ def record(
             "digest": f"sha256:{checkpoint.digest()}",
             "files": {name: f"sha256:{one}" for name, one in checkpoint.file_digests.items()},
             **made_from(checkpoint),
-            **({} if (kinds := kinds_of(checkpoint)) is None else {REQUANTIZED: kinds}),
+            **({} if (stored := checkpoint.stored_as) is None else {REQUANTIZED: stored}),
         },
         "calibration": outcome.calibration,
         "notes": list(outcome.notes),

@@ -114,6 +114,11 @@ class Rotated(Checkpoint):
         return self.source
 
     @property
+    def stored_as(self) -> str | None:
+        """As of what it is a view of."""
+        return self.original.stored_as
+
+    @property
     def file_digests(self) -> Mapping[str, str]:
         """Those of the source: the rotation is part of the recipe."""
         return self.original.file_digests
