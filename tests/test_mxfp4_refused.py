@@ -146,6 +146,23 @@ def test_one_expert_is_inspected(written: Path) -> None:
     assert detail["shape"] == [192, 64] and detail["scheme"] == "mxfp4 g32"
 
 
+def test_a_matrix_measures_nothing_for_it(
+    plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """What headers tell is told before a text passes through the model."""
+    from qtool.matrix import shared
+
+    def measuring(*_: object, **__: object) -> None:
+        raise AssertionError("a text passes through the model")
+
+    monkeypatch.setattr(shared, "measure", measuring)
+    text = quantizing.text_file(tmp_path / "text.txt")
+    call = quantizing.caller(monkeypatch, capfd)
+    words = ("--recipes", "w4g64-gptq", "--calibration", text, "-o", tmp_path / "out")
+    said = call("matrix", plain, *words)
+    assert said.status == 1 and "would leave 79%" in said.out + said.err
+
+
 # Experts apart
 
 

@@ -150,6 +150,10 @@ def _fill(run: _Run, found: Sequence[Cell], work: Path) -> None:
     for cell in waiting:
         if cell.calibrated == "no data":
             _attempt(run, cell, None)
+        else:
+            with _failing(run, [cell]):
+                _foresee(run, cell)
+    waiting = [cell for cell in waiting if entries[cell.name].status == "waiting"]
     for group in passes(waiting):
         with _failing(run, group):
             place = _place(run, group, work)
@@ -275,6 +279,18 @@ def _failing(run: _Run, group: Sequence[Cell]) -> Iterator[None]:
                     run.lasting.add(cell.name)
                 # The sentence itself is in the result.
                 run.progress.say(f"{cell.name}: failed, as is told at the end")
+
+
+def _foresee(run: _Run, cell: Cell) -> None:
+    """What headers tell to be impossible is told before a text is passed through the model."""
+    if not isinstance(cell.recipe, Recipe) or is_gguf(run.source):
+        return
+    from qtool.checkpoints.fused_experts import well_named
+    from qtool.planning.experts import as_quantized
+    from qtool.planning.plan import make_plan
+
+    source = well_named(Checkpoint.open(run.source))
+    make_plan(cell.recipe, as_quantized(cell.recipe, source), run.asked.max_shard_bytes)
 
 
 def _attempt(run: _Run, cell: Cell, measured: shared.Measured | None) -> None:
