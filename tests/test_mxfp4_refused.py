@@ -158,7 +158,8 @@ def test_a_matrix_measures_nothing_for_it(
     monkeypatch.setattr(shared, "measure", measuring)
     text = quantizing.text_file(tmp_path / "text.txt")
     call = quantizing.caller(monkeypatch, capfd)
-    words = ("--recipes", "w4g64-gptq", "--calibration", text, "-o", tmp_path / "out")
+    small = ("--samples", 4, "--length", 64)
+    words = ("--recipes", "w4g64-gptq", "--calibration", text, *small, "-o", tmp_path / "out")
     said = call("matrix", plain, *words)
     assert said.status == 1 and "would leave 79%" in said.out + said.err
 
