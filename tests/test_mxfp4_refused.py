@@ -4,11 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import gguf_models
-import gpt_oss
 import numpy as np
 import pytest
 import quantizing
 from safetensors.numpy import save_file
+from test_mxfp4_written import LAYER, RTN, plain, written
 
 from qtool.artifacts.artifact import Artifact
 from qtool.checkpoints.checkpoint import Checkpoint
@@ -18,20 +18,7 @@ from qtool.planning.asked import Asked, foresee
 from qtool.recipe.recipe import load
 from qtool.verification.run import verify_artifact
 
-RTN, GPTQ = "mxfp4-gpt-oss", "mxfp4-gpt-oss-gptq"
-LAYER = "model.layers.{}.mlp.experts"
-SIZES = {"gate_up_proj": (5, 64, 192), "down_proj": (5, 96, 64)}  # as a plain checkpoint has them
-
-
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("gpt-oss") / "plain"
-    return gpt_oss.plain(folder)
-
-
-@pytest.fixture(scope="module")
-def written(plain: Path) -> Path:
-    return quantizing.quantize(plain, RTN, plain.parent / "written").out
+__all__ = ["plain", "written"]
 
 
 # What is refused
