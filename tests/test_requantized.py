@@ -14,10 +14,11 @@ from quantizing import Call, caller
 
 from qtool.artifacts.artifact import Artifact
 from qtool.checkpoints.checkpoint import Checkpoint
+from qtool.checkpoints.source import opened
 from qtool.converting.request import Request
 from qtool.converting.run import convert
 from qtool.converting.targets import target
-from qtool.converting.view import Plain, opened
+from qtool.converting.view import Plain
 from qtool.errors import FormatError, UnsupportedError
 from qtool.formats.gguf_file import GgufFile
 from qtool.runs.progress import Progress
@@ -210,6 +211,6 @@ def test_gpt_oss_has_recipes_of_its_own(tmp_path: Path, call: Call) -> None:
     found = call("plan", model, "--recipe", "mxfp4-gpt-oss")
     assert found.status == 1 and "--requantize" not in found.err and "--to hf" in found.err
     with pytest.raises(UnsupportedError, match="convert --to hf"):
-        from qtool.converting.view import check_needed
+        from qtool.checkpoints.source import check_needed
 
         check_needed(model, True)

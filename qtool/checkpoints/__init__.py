@@ -5,5 +5,6 @@ structure.py        what each of them is; names.py: which part of which paramete
 layer_names.py      layers that engines treat in a way of their own
 fused_experts.py    experts in 3-D tensors, one by one; fused_names.py: and back
 padding.py          wider feed-forward layers, found by feed_forward.py
+source.py           what a recipe is applied to
 decoder_names.py    a model that also sees, under its decoder's names
 """

@@ -14,17 +14,14 @@ from threading import Lock
 import numpy as np
 from numpy.typing import NDArray
 
-from qtool.artifacts.stored_config import quantization_config
 from qtool.checkpoints.checkpoint import Checkpoint
-from qtool.checkpoints.fused_experts import well_named
 from qtool.converting.certificate import Squares
 from qtool.converting.from_artifact import artifact_model
 from qtool.converting.model import Quantized
 from qtool.converting.pieces import dequantize
 from qtool.converting.plain import plain
 from qtool.converting.plan import Step, dense_plan
-from qtool.errors import FormatError, UnsupportedError
-from qtool.formats import detect, mxfp4
+from qtool.errors import FormatError
 from qtool.formats.safetensors_file import TensorInfo, byte_size, from_float32
 
 _MOST_BYTES = 1 << 28  # of codes that are kept, as threads read a matrix in parts
@@ -91,24 +88,6 @@ class Plain(Checkpoint):
         """Those of the files as they lie there."""
         assert self.source is not None
         return self.source.file_digests
-
-
-def opened(path: Path, requantize: bool) -> Checkpoint:
-    """What a recipe is applied to: the checkpoint or, with --requantize, the view of one that is
-    quantized. gpt-oss as it is released stays as it is: GGUF recipes keep its experts."""
-    checkpoint = well_named(Checkpoint.open(path))
-    if not requantize or detect(quantization_config(checkpoint)).format in ("dense", mxfp4.NAME):
-        return checkpoint
-    return plain_view(path)
-
-
-def check_needed(path: Path, requantize: bool) -> None:
-    """UnsupportedError where --requantize would change nothing."""
-    if requantize and not isinstance(opened(path, requantize), Plain):
-        raise UnsupportedError(
-            f"--requantize would change nothing: {path} is not quantized, or is gpt-oss as it is "
-            "released, of which `qtool convert --to hf` makes a plain checkpoint; leave it out"
-        )
 
 
 def plain_view(path: Path) -> Plain:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from qtool.checkpoints import structure
 from qtool.checkpoints.checkpoint import Checkpoint
-from qtool.converting.view import opened
+from qtool.checkpoints.source import opened
 from qtool.errors import SourceError, UnsupportedError
 from qtool.fitting import outside
 from qtool.fitting.memory import Fitting, passing

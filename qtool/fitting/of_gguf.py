@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool.checkpoints.padding import padded
-from qtool.converting.view import opened
+from qtool.checkpoints.source import opened
 from qtool.errors import UnsupportedError
 from qtool.fitting.gguf_losses import losses_of, usable_types, weighed
 from qtool.fitting.memory import Fitting, passing

@@ -88,7 +88,7 @@ def _measure(
     """Importance from a forward pass, of the checkpoint or of the GGUF file itself; scales and
     codes are found on the way."""
     from qtool.calibrating.measure import measure_importance
-    from qtool.converting.view import opened
+    from qtool.checkpoints.source import opened
 
     def measure(model: Weights, named: GgufSource) -> Importance:
         if sweeping is not None:

@@ -9,7 +9,6 @@ from qtool.gguf.inspect import gguf_models
 from qtool.gguf.source import GgufSource
 
 if TYPE_CHECKING:
-    from qtool.checkpoints.checkpoint import Checkpoint
     from qtool.gguf.recipe import GgufRecipe
     from qtool.transforms.rotated import Rotated
 
@@ -33,20 +32,10 @@ def open_source(path: Path, requantize: bool = False) -> GgufSource:
         from qtool.gguf.from_gguf import gguf_source
 
         return gguf_source(GgufFile.open(models[0]))
+    from qtool.checkpoints.source import opened
     from qtool.gguf.from_hf import hf_source
 
-    return hf_source(_checkpoint(path, requantize))
-
-
-def _checkpoint(path: Path, requantize: bool) -> "Checkpoint":
-    if requantize:
-        from qtool.converting.view import opened
-
-        return opened(path, requantize)
-    from qtool.checkpoints.checkpoint import Checkpoint
-    from qtool.checkpoints.fused_experts import well_named
-
-    return well_named(Checkpoint.open(path))
+    return hf_source(opened(path, requantize))
 
 
 def open_view(
@@ -58,10 +47,11 @@ def open_view(
     if not recipe.transforms and recipe.pad_intermediate < 2:
         return None
     _refuse_view(path, recipe, imatrix)
+    from qtool.checkpoints.source import opened
     from qtool.gguf.experts_apart import experts_apart
     from qtool.transforms.rotated import untied
 
-    checkpoint = _checkpoint(path, requantize)
+    checkpoint = opened(path, requantize)
     if recipe.scaling:
         checkpoint = experts_apart(checkpoint)
     checkpoint = padded(checkpoint, recipe.pad_intermediate)

@@ -285,11 +285,11 @@ def _foresee(run: _Run, cell: Cell) -> None:
     """What headers tell to be impossible is told before a text is passed through the model."""
     if not isinstance(cell.recipe, Recipe) or is_gguf(run.source):
         return
-    from qtool.checkpoints.fused_experts import well_named
+    from qtool.checkpoints.source import opened
     from qtool.planning.experts import as_quantized
     from qtool.planning.plan import make_plan
 
-    source = well_named(Checkpoint.open(run.source))
+    source = opened(run.source, requantize=False)
     make_plan(cell.recipe, as_quantized(cell.recipe, source), run.asked.max_shard_bytes)
 
 

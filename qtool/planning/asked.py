@@ -99,7 +99,7 @@ def foresee(asked: Asked) -> Foreseen:
 
 
 def _of_safetensors(asked: Asked, recipe: Recipe) -> Foreseen:
-    from qtool.converting.view import check_needed
+    from qtool.checkpoints.source import check_needed
     from qtool.formats.safetensors_file import parse_size
     from qtool.gguf.open import is_gguf
     from qtool.hub import resolve
@@ -127,7 +127,7 @@ def _planned(
     asked: Asked, recipe: Recipe, folder: Path, shard_bytes: int
 ) -> tuple[Plan, list[Finding]]:
     """And what the engine says that is asked."""
-    from qtool.converting.view import opened
+    from qtool.checkpoints.source import opened
     from qtool.planning.experts import as_quantized
     from qtool.planning.plan import make_plan
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from qtool import methods
 from qtool.checkpoints import padding, structure
 from qtool.checkpoints.checkpoint import Checkpoint
-from qtool.converting.view import opened
+from qtool.checkpoints.source import opened
 from qtool.dequantize import dequantize
 from qtool.methods import rtn
 from qtool.planning.engines import ROUNDED_SCALES

@@ -70,7 +70,7 @@ def _to_safetensors(recipe: Recipe, asked: Asked, progress: Progress) -> Summary
     max_shard_bytes = parse_size(asked.max_shard_size or "5GB", "--max-shard-size")
     if recipe.calibrates and asked.stats is None:
         check_source(recipe.calibration.source)
-    from qtool.converting.view import check_needed
+    from qtool.checkpoints.source import check_needed
     from qtool.runs.pipeline import run
     from qtool.runs.replacing import check_apart
     from qtool.runs.request import (
