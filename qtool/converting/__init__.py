@@ -5,5 +5,6 @@
 
 A conversion is exact where both files dequantize to the same float32 numbers. What is not exact is
 refused before anything is written, or with `lossy` done, measured and recorded. fused.py:
-dequantized experts lie as checkpoints of their class have them.
+dequantized experts lie as checkpoints of their class have them. view.py: the plain numbers of a
+source as they are read, without a copy.
 """
