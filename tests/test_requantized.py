@@ -191,9 +191,102 @@ def test_into_gguf(recipe: str, sources: Path, tmp_path: Path, call: Call) -> No
     assert again.status == 0 and "the same to the byte" in again.out, again.err + again.out
 
 
+@pytest.mark.parametrize("sets", [["pad_intermediate=512"], ["importance=true"]])
+def test_into_gguf_otherwise(sets: list[str], sources: Path, tmp_path: Path, call: Call) -> None:
+    """Padded, and with importance of the run's own; compared with the source afterwards."""
+    more = [word for one in sets for word in ("--set", one)]
+    more += ["--samples", "4", "--length", "64"] if "importance=true" in sets else []
+    made = {}
+    for name, own in (("fp8-hf", []), ("fp8", ["--requantize"])):
+        made[name] = tmp_path / f"{name}.gguf"
+        words = ["--recipe", "q4_0", *more, *own, "-o", made[name]]
+        run = call("quantize", sources / name, *words)
+        assert run.status == 0, run.err
+    with GgufFile.open(made["fp8-hf"]) as first, GgufFile.open(made["fp8"]) as second:
+        for name in first.tensors:
+            one, other = gguf_from_hf.raw(first, name), gguf_from_hf.raw(second, name)
+            assert np.array_equal(one, other), name
+        assert "qtool.requantized_from" in second.metadata
+    said = call("verify", made["fp8"], "--against", sources / "fp8")
+    assert said.status == 0, said.out + said.err
+
+
+def test_a_plan_of_a_gguf_file(sources: Path, call: Call) -> None:
+    refused = call("plan", sources / "fp8", "--recipe", "q4_k_m")
+    assert refused.status == 1 and "--requantize" in refused.err
+    found = call("plan", sources / "fp8", "--recipe", "q4_k_m", "--requantize")
+    assert found.status == 0 and "warning: the source is quantized already" in found.out
+
+
+def test_statistics_of_it(sources: Path, tmp_path: Path, call: Call) -> None:
+    """Measured of the view, for `--stats`; not without being told to."""
+    stats, small = tmp_path / "stats", ("--samples", 4, "--length", 64)
+    words = ("calibrate", sources / "fp8", "-o", stats, "--recipe", "w4g32-gptq", *small)
+    assert "--requantize" in call(*words).err and not stats.exists()
+    assert call(*words, "--requantize").status == 0
+    own = ("--recipe", "w4g32-gptq", "--stats", stats, "--requantize", "-o", tmp_path / "out")
+    run = call("quantize", sources / "fp8", *own)
+    assert run.status == 0, run.err
+    again = call("reproduce", tmp_path / "out", "--model", sources / "fp8")
+    assert again.status == 0 and "the same to the byte" in again.out, again.err + again.out
+
+
+def test_fitted(sources: Path, tmp_path: Path, call: Call) -> None:
+    small = ("--samples", 2, "--length", 64, "--bits", 7, "-o", tmp_path / "fit.yaml")
+    words = ("--recipe", "w4g32-gptq", *small, "--requantize")
+    run = call("fit", sources / "gptq", *words)
+    assert run.status == 0, run.err
+    plain = call("fit", sources / "model", *words[:-2], tmp_path / "x.yaml", "--requantize")
+    assert plain.status == 1 and "is not quantized" in plain.err
+
+
+def test_classes_that_have_experts_in_one_tensor(tmp_path: Path) -> None:
+    """What `convert --to hf` puts together is not seen one by one."""
+    model = gguf_models.build("qwen3-vl-moe", tmp_path / "model", dtype="bfloat16")
+    quantizing.add_tokenizer(model)
+    made = quantizing.quantize(model, "w8a16-ct", tmp_path / "made", "indivisible=dense").out
+    with pytest.raises(UnsupportedError, match="the model's class has them in one tensor"):
+        opened(made, True)
+
+
+def test_another_config_starts_over(sources: Path, tmp_path: Path) -> None:
+    """What says how the numbers are stored is a part of the source."""
+    import shutil
+
+    from qtool.runs.resume import source_facts
+
+    shutil.copytree(sources / "gptq", tmp_path / "gptq")
+    before = source_facts(opened(tmp_path / "gptq", True))
+    config = json.loads((tmp_path / "gptq" / "config.json").read_text())
+    config["quantization_config"]["damp_percent"] = 0.5
+    (tmp_path / "gptq" / "config.json").write_text(json.dumps(config))
+    assert source_facts(opened(tmp_path / "gptq", True)) != before
+
+
+def test_scales_of_the_cache_are_left_out_and_said(
+    sources: Path, tmp_path: Path, call: Call
+) -> None:
+    import shutil
+
+    from safetensors.torch import load_file, save_file
+    from torch import ones
+
+    source = tmp_path / "source"
+    shutil.copytree(sources / "fp8", source)
+    (source / "qtool.json").unlink()
+    state = load_file(source / "model.safetensors")
+    for one in "kv":
+        state[f"model.layers.0.self_attn.{one}_scale"] = ones(1)
+    save_file(state, source / "model.safetensors", {"format": "pt"})
+    run = call("quantize", source, "--recipe", "w8-rtn", "--requantize", "-o", tmp_path / "out")
+    assert run.status == 0 and "scales of the KV cache are dropped" in run.err, run.err
+    said = call("verify", tmp_path / "out", "--against", source)
+    assert said.status == 0, said.out
+
+
 def test_a_plan_of_it(sources: Path, call: Call) -> None:
     refused = call("plan", sources / "v4", "--recipe", "w8a16-ct")
-    assert refused.status == 1 and "qtool quantize --requantize" in refused.err
+    assert refused.status == 1 and "(`qtool quantize` with --requantize)" in refused.err
     found = call("plan", sources / "v4", "--recipe", "w8a16-ct", "--requantize")
     assert found.status == 0 and "warning: the source is quantized already" in found.out
 

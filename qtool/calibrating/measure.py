@@ -19,6 +19,7 @@ from qtool.calibrating.stats import Weights as Counts
 from qtool.calibrating.stats_file import StatsFile, StatsWriter
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.checkpoints.fused_experts import all_apart, apart
+from qtool.checkpoints.source import opened as source_of
 from qtool.checkpoints.structure import packed
 from qtool.errors import FormatError, SourceError, UnsupportedError
 from qtool.formats import safetensors_file as st
@@ -79,14 +80,16 @@ class ImportanceFile:
 
 
 @contextmanager
-def opened(path: Path, imatrix: Path | None) -> Iterator[tuple[Weights, ImportanceFile | None]]:
+def opened(
+    path: Path, imatrix: Path | None, requantize: bool = False
+) -> Iterator[tuple[Weights, ImportanceFile | None]]:
     """The model to run, a folder or a GGUF file, and the importance matrix to write."""
     if is_gguf(path):
         with gguf_weights(open_source(path)) as (weights, source):
             yield weights, None if imatrix is None else ImportanceFile(imatrix, source)
     else:
         # Under the names that recipes quantize them by, whichever of them are.
-        checkpoint = Checkpoint.open(path)
+        checkpoint = source_of(path, requantize)
         view = all_apart(checkpoint)
         from qtool.quality.weights import runnable
 
@@ -94,7 +97,8 @@ def opened(path: Path, imatrix: Path | None) -> Iterator[tuple[Weights, Importan
         if runs is view and (codes := packed(checkpoint.tensors)) is not None:
             raise SourceError(
                 f"{path}: this checkpoint is quantized ({codes}); measure the one that it was made "
-                "from or, where there is none, what `qtool convert MODEL --to hf` makes of it"
+                "from or, where there is none, give --requantize, or take what `qtool convert "
+                "MODEL --to hf` makes of it"
             )
         yield (
             runs,

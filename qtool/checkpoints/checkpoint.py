@@ -240,6 +240,16 @@ class Checkpoint:
         return None
 
     @property
+    def remarks(self) -> tuple[str, ...]:
+        """Sentences on what is not shown as it lies there."""
+        return ()
+
+    @property
+    def config_as_stored(self) -> Mapping[str, Any]:
+        """What config.json says."""
+        return self.config
+
+    @property
     def size_bytes(self) -> int:
         """Bytes of all tensors."""
         return sum(info.nbytes for info in self.tensors.values())

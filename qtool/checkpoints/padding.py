@@ -64,6 +64,16 @@ class Padded(Checkpoint):
         return self.original.stored_as
 
     @property
+    def remarks(self) -> tuple[str, ...]:
+        """Likewise."""
+        return self.original.remarks
+
+    @property
+    def config_as_stored(self) -> Mapping[str, Any]:
+        """Likewise."""
+        return self.original.config_as_stored
+
+    @property
     def widths(self) -> Mapping[str, int]:
         """The keys of config.json that say another width than the source's."""
         new = structure.text_config(self.config)

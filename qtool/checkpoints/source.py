@@ -6,6 +6,8 @@ from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.checkpoints.fused_experts import well_named
 from qtool.errors import UnsupportedError
 
+_RELEASED = "mxfp4"
+
 
 def opened(path: Path, requantize: bool) -> Checkpoint:
     """The checkpoint or, with --requantize, the view of one that is quantized. gpt-oss as it is
@@ -13,19 +15,26 @@ def opened(path: Path, requantize: bool) -> Checkpoint:
     checkpoint = well_named(Checkpoint.open(path))
     if not requantize:
         return checkpoint
+    if _format(checkpoint) in ("dense", _RELEASED):
+        return checkpoint
     # What knows formats takes longer to import than headers to read.
-    from qtool.artifacts.stored_config import quantization_config
     from qtool.converting.view import plain_view
-    from qtool.formats import detect, mxfp4
 
-    plain = detect(quantization_config(checkpoint)).format in ("dense", mxfp4.NAME)
-    return checkpoint if plain else plain_view(path)
+    return plain_view(path)
+
+
+def _format(checkpoint: Checkpoint) -> str:
+    from qtool.artifacts.stored_config import quantization_config
+    from qtool.formats import detect
+
+    return detect(quantization_config(checkpoint)).format
 
 
 def check_needed(path: Path, requantize: bool) -> None:
     """UnsupportedError where --requantize would change nothing."""
-    if requantize and opened(path, requantize).stored_as is None:
-        raise UnsupportedError(
-            f"--requantize would change nothing: {path} is not quantized, or is gpt-oss as it is "
-            "released, of which `qtool convert --to hf` makes a plain checkpoint; leave it out"
-        )
+    if not requantize or (found := _format(Checkpoint.open(path))) not in ("dense", _RELEASED):
+        return
+    why = f"{path} is not quantized; leave it out"
+    if found == _RELEASED:
+        why = f"{path} is gpt-oss as it is released; start from what `qtool convert --to hf` makes"
+    raise UnsupportedError(f"--requantize would change nothing: {why}")

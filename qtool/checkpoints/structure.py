@@ -174,7 +174,7 @@ def check_source(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -
         method = "mlx" if mlx else quantization.get("quant_method", "unknown method")
         found = f"config.json: quant_method {method}"
         if method != "mxfp4":
-            way = f"from it with `qtool quantize --requantize`, or {way}"
+            way = f"from this one (`qtool quantize` with --requantize), or {way}"
     elif found is not None:
         way += ", which needs its quantization_config"
     if found is not None:

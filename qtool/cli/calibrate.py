@@ -12,6 +12,7 @@ from qtool.cli.options import (
     Json,
     Model,
     OnDevice,
+    Requantize,
     SampleLength,
     Samples,
     Seed,
@@ -45,6 +46,7 @@ def calibrate(
     ] = None,
     threads: Threads = None,
     device: OnDevice = "auto",
+    requantize: Requantize = False,
     json_: Json = False,
 ) -> None:
     """Measure the activations of the unquantized MODEL into a file.
@@ -64,6 +66,8 @@ def calibrate(
     check_source(calibration)  # before imports and a download
     from qtool.calibrating import measure
     from qtool.calibrating.given import recipe_needs, unserved
+    from qtool.checkpoints.source import check_needed
+    from qtool.gguf.open import is_gguf
     from qtool.gguf.recipe import GgufRecipe
     from qtool.hub import resolve
     from qtool.native.library import default_threads
@@ -99,7 +103,9 @@ def calibrate(
     progress = Progress(quiet=json_)
     with progress.stage("download"):
         source = resolve(model)
-    with measure.opened(source, imatrix) as (weights, target):
+    if not is_gguf(source):
+        check_needed(source, requantize)
+    with measure.opened(source, imatrix, requantize) as (weights, target):
         measured = measure.calibrate(
             weights, out, settings, needs, threads or default_threads(), progress, target, place
         )

@@ -10,22 +10,24 @@ from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from threading import Lock
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from qtool.checkpoints.checkpoint import Checkpoint
+from qtool.converting import to_checkpoint
 from qtool.converting.certificate import Squares
 from qtool.converting.from_artifact import artifact_model
+from qtool.converting.fused import fused_of
 from qtool.converting.model import Quantized
 from qtool.converting.pieces import dequantize
 from qtool.converting.plain import plain
-from qtool.converting.plan import Step, dense_plan
-from qtool.errors import FormatError
+from qtool.converting.plan import Step, dense_plan, in_dtype
+from qtool.errors import FormatError, UnsupportedError
 from qtool.formats.safetensors_file import TensorInfo, byte_size, from_float32
 
-_MOST_BYTES = 1 << 28  # of codes that are kept, as threads read a matrix in parts
-_FEWEST = 2  # matrices that are, however large: the one that ends, and the next
+_KEPT_OPEN = 2  # matrices, as codes: the one that threads are ending, and the next
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class Plain(Checkpoint):
 
     source: Checkpoint | None = field(default=None, repr=False)  # as it lies there
     made: Mapping[str, Step] = field(default_factory=dict, repr=False)  # what has codes
+    lost: tuple[str, ...] = ()  # sentences on what is not in the view
     _open: dict[str, Quantized] = field(default_factory=dict, repr=False)
     _lock: Lock = field(default_factory=Lock, repr=False)
 
@@ -60,6 +63,8 @@ class Plain(Checkpoint):
         rows = slice(first * each, last * each)
         with np.errstate(invalid="ignore"):  # of infinite scales, told below
             values = dequantize(self._quantized(name, step), rows)
+        if last == step.tensor.shape[0]:  # parts are asked for in their order, or nearly
+            self._close(name)
         if not np.isfinite(values).all():
             raise FormatError(f"{name}: holds numbers that are not finite; the artifact is damaged")
         return from_float32(values, step.dtype, name)
@@ -75,13 +80,29 @@ class Plain(Checkpoint):
             if name not in self._open:
                 assert step.tensor.read is not None
                 value = step.tensor.read()
-                self._open[name] = value
-                while len(self._open) > _FEWEST and self._bytes_open() > _MOST_BYTES:
+                while len(self._open) >= _KEPT_OPEN:
                     self._open.pop(next(iter(self._open)))
+                self._open[name] = value
             return self._open[name]
 
-    def _bytes_open(self) -> int:
-        return sum(prod(value.shape) for value in self._open.values())
+    def _close(self, name: str) -> None:
+        with self._lock:
+            self._open.pop(name, None)
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """That it is quantized, and what of it is left out."""
+        again = (
+            f"the source is quantized already ({self.stored_as}): quantizing it again loses more "
+            "than quantizing the original does, where there is one"
+        )
+        return again, *self.lost
+
+    @property
+    def config_as_stored(self) -> Mapping[str, Any]:
+        """What config.json says there."""
+        assert self.source is not None
+        return self.source.config
 
     @property
     def file_digests(self) -> Mapping[str, str]:
@@ -91,10 +112,18 @@ class Plain(Checkpoint):
 
 
 def plain_view(path: Path) -> Plain:
-    """The view; QtoolError for what `convert --to hf` refuses."""
-    model = artifact_model(path, None)
+    """The view; QtoolError for what `convert --to hf` refuses, and UnsupportedError where that puts
+    experts together that lie one by one."""
+    model = artifact_model(path, None, sound=False)  # to read all of it is for who makes a copy
     checkpoint = model.checkpoint
     assert checkpoint is not None
+    to_checkpoint.check_floats(model)
+    fused, unknown = fused_of(model)
+    if fused:
+        raise UnsupportedError(
+            f"{path}: experts lie one by one, and the model's class has them in one tensor "
+            f"({fused[0].name}); make a plain checkpoint first, with `qtool convert MODEL --to hf`"
+        )
     steps = {step.tensor.name: step for step in dense_plan(model.tensors, model.dtype).steps}
     tensors: dict[str, TensorInfo] = {}
     for name, step in steps.items():
@@ -111,7 +140,8 @@ def plain_view(path: Path) -> Plain:
         name: checkpoint.file_of(name) if name in checkpoint.tensors else codes[name]
         for name in tensors
     }
+    said = model.warnings if unknown is None else (unknown, *model.warnings)
     return Plain(
-        checkpoint.path, model.config, tensors, checkpoint.metadata, checkpoint.files, file_of,
-        checkpoint.readable, checkpoint, made,
+        checkpoint.path, in_dtype(model, model.dtype).config, tensors, checkpoint.metadata,
+        checkpoint.files, file_of, checkpoint.readable, checkpoint, made, said,
     )  # fmt: skip

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from qtool.checkpoints import structure
 from qtool.checkpoints.checkpoint import Checkpoint
-from qtool.checkpoints.source import opened
+from qtool.checkpoints.source import check_needed, opened
 from qtool.errors import SourceError, UnsupportedError
 from qtool.fitting import outside
 from qtool.fitting.memory import Fitting, passing
@@ -44,6 +44,7 @@ _MIXED = ("gptq", "compressed-tensors", "mlx")  # formats whose matrices may dif
 def checkpoint_ways(request: FitRequest, recipe: Recipe) -> Iterator[Ways]:
     """UnsupportedError where there is nothing to choose."""
     _check(request, recipe)
+    check_needed(request.source, request.requantize)
     checkpoint = as_quantized(recipe, opened(request.source, request.requantize))
     plan = make_plan(recipe, checkpoint)
     bits = widths(request.types, recipe.format)

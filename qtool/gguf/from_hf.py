@@ -84,9 +84,9 @@ def _refuse(architecture: Architecture, checkpoint: Checkpoint, config: Mapping[
     said_so = config.get("quantization_config") and not _keeps_mxfp4(architecture, config)
     if said_so or codes is not None:
         raise UnsupportedError(
-            f"{where}: this checkpoint is quantized{f' ({codes})' if codes else ''}; convert the "
-            "one that it was made from or, where there is none, "
-            + ("it with `qtool quantize --requantize`, or " if said_so else "")
+            f"{where}: this checkpoint is quantized{f' ({codes})' if codes else ''}; take the one "
+            "that it was made from or, where there is none, "
+            + ("give `qtool quantize` --requantize, or take " if said_so else "")
             + "what `qtool convert MODEL --to hf` makes of it"
             + ("" if said_so else ", which needs its quantization_config")
         )

@@ -89,12 +89,7 @@ def _lacks_head(checkpoint: Checkpoint) -> bool:
 
 def said(checkpoint: Checkpoint) -> list[str]:
     """What lies there and is left out, though other programs load it."""
-    found = []
-    if (stored := checkpoint.stored_as) is not None:
-        found.append(
-            f"the source is quantized already ({stored}): quantizing it again loses more than "
-            "quantizing the original does, where there is one"
-        )
+    found = [*checkpoint.remarks]
     if stray := [name for name in checkpoint.tensors if _ADAPTED in name]:
         found.append(
             f"{len(stray)} matrices of an adapter lie among the weights ({stray[0]}), which few "

@@ -8,6 +8,7 @@ from typing import Any
 
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.checkpoints.fused_experts import all_apart
+from qtool.checkpoints.source import opened
 from qtool.errors import SourceError, UnsupportedError
 from qtool.gguf.open import is_gguf
 from qtool.recipe.file import said_of
@@ -132,7 +133,7 @@ def measure(
 
     needs = VECTORS | recipe_needs(recipe)
     settings = _settings(record, calibration)
-    view = all_apart(Checkpoint.open(folder))
+    view = all_apart(opened(folder, record.requantized))
     calibrate(view, out, settings, needs, threads, Progress(quiet=True))
 
 
@@ -160,7 +161,7 @@ def importance(
     # In a folder of its own: its name, which the artifact has, may be the artifact's, too.
     out = made.parent / "importance" / name
     out.parent.mkdir()
-    with measuring.opened(source, out) as (model, target):
+    with measuring.opened(source, out, record.requantized) as (model, target):
         assert target is not None
         with _long_enough(record):
             plain = calibration_tokens(settings, model.folder)

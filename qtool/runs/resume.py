@@ -68,8 +68,12 @@ def source_facts(checkpoint: Checkpoint) -> Any:
     """What tells one source from another without reading all of it."""
     made_from = provenance.made_from(checkpoint)
     padded = in_view(checkpoint)  # which the recipe tells
+    files = [*checkpoint.files]
     config = (checkpoint if padded is None else padded.original).config
-    return [config, made_from, *(file_facts(file) for file in checkpoint.files)]
+    if checkpoint.stored_as is not None:  # as other files may say, too
+        config = checkpoint.config_as_stored
+        files += sorted(checkpoint.folder.glob("*quant*config*.json"))
+    return [config, made_from, *(file_facts(file) for file in files)]
 
 
 def commit(

@@ -119,6 +119,16 @@ class Rotated(Checkpoint):
         return self.original.stored_as
 
     @property
+    def remarks(self) -> tuple[str, ...]:
+        """Likewise."""
+        return self.original.remarks
+
+    @property
+    def config_as_stored(self) -> Mapping[str, Any]:
+        """Likewise."""
+        return self.original.config_as_stored
+
+    @property
     def file_digests(self) -> Mapping[str, str]:
         """Those of the source: the rotation is part of the recipe."""
         return self.original.file_digests

@@ -107,7 +107,9 @@ def _source(path: Path, file: GgufSource, against: Path) -> tuple[GgufSource | N
         recipe = embedded.read(path).recipe
     except QtoolError as problem:
         said = f"{problem}; it is compared with the source as that is"
-        return open_source(against), [Finding("warning", "provenance", RECIPE_KEY, said)]
+        return open_source(against, requantize=True), [
+            Finding("warning", "provenance", RECIPE_KEY, said)
+        ]
     multiple = asked_in(recipe)
     if not isinstance(recipe.get("transforms"), list):
         return _padded(against, multiple) if multiple else (_as_wide(against, file), [])
@@ -121,29 +123,29 @@ def _source(path: Path, file: GgufSource, against: Path) -> tuple[GgufSource | N
 def _as_wide(against: Path, file: GgufSource) -> GgufSource:
     """The source, padded where the file has larger widths: made of a padded model, or padded by
     another tool."""
-    from qtool.checkpoints.checkpoint import Checkpoint
+    from qtool.checkpoints.source import opened
     from qtool.gguf.from_hf import hf_source
     from qtool.gguf.to_hf import hf_model
 
-    source = open_source(against)
+    source = open_source(against, requantize=True)
     shapes = {tensor.name: tensor.shape for tensor in source.tensors}
     inner = (tensor for tensor in file.tensors if "ffn_down" in tensor.name)
     if is_gguf(against) or all(shapes.get(one.name, one.shape) == one.shape for one in inner):
         return source
     with suppress(QtoolError):  # of an architecture without a way back
-        checkpoint = padded_as(Checkpoint.open(against), hf_model(file).config)
+        checkpoint = padded_as(opened(against, requantize=True), hf_model(file).config)
         return hf_source(checkpoint)
     return source
 
 
 def _padded(against: Path, multiple: int) -> tuple[GgufSource | None, list[Finding]]:
     """The source with the widths of the file."""
-    from qtool.checkpoints.checkpoint import Checkpoint
+    from qtool.checkpoints.source import opened
     from qtool.gguf.from_hf import hf_source
 
     if is_gguf(against):
         return None, [Finding("note", "against", "", not_compared(multiple))]
-    return hf_source(padded(Checkpoint.open(against), multiple)), []
+    return hf_source(padded(opened(against, requantize=True), multiple)), []
 
 
 def _made_up(path: Path, file: GgufSource) -> bool:

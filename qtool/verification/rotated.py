@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from qtool.artifacts.artifact import Artifact
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.checkpoints.padding import padded
+from qtool.checkpoints.source import opened
 from qtool.errors import QtoolError
 from qtool.gguf.open import is_gguf
 from qtool.gguf.source import GgufSource
@@ -95,7 +96,7 @@ def as_transformed_gguf(
     findings: list[Finding] = []
     try:
         record = from_json(json.loads(scales or "null")) if scaled else {}
-        checkpoint = padded(apart_as(Checkpoint.open(source), record), multiple)
+        checkpoint = padded(apart_as(opened(source, requantize=True), record), multiple)
         view = _untied(checkpoint, options, rotates)
         if rotates:
             _prepared(view, options)

@@ -9,6 +9,7 @@ from qtool.artifacts.artifact import Artifact
 from qtool.checkpoints.decoder_names import is_alone, sees
 from qtool.checkpoints.layer_names import experts_of, is_head, number_of
 from qtool.checkpoints.structure import is_turn, text_config
+from qtool.converting.lost import reason as dropped_as
 from qtool.formats.safetensors_header import TensorInfo
 from qtool.gguf.open import is_gguf, open_source
 from qtool.gguf_types import FLOATS
@@ -51,6 +52,7 @@ def check_against(subject: Subject) -> Iterator[Finding]:
         and not name.endswith(BUFFERS)
         and not is_head(name.removesuffix(".weight"))
         and not _unstacked(name, subject)
+        and dropped_as(name) is None  # of a source that is quantized
     ]
     if is_alone(subject.config, subject.source.config) and (others := list(filter(sees, lost))):
         lost = [name for name in lost if not sees(name)]
