@@ -232,7 +232,7 @@ def test_statistics_of_it(sources: Path, tmp_path: Path, call: Call) -> None:
 
 
 def test_fitted(sources: Path, tmp_path: Path, call: Call) -> None:
-    small = ("--samples", 2, "--length", 64, "--bits", 7, "-o", tmp_path / "fit.yaml")
+    small = ("--samples", 2, "--length", 64, "--bits", 10, "-o", tmp_path / "fit.yaml")
     words = ("--recipe", "w4g32-gptq", *small, "--requantize")
     run = call("fit", sources / "gptq", *words)
     assert run.status == 0, run.err
