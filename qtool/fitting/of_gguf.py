@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool.checkpoints.padding import padded
-from qtool.checkpoints.source import check_needed, opened
+from qtool.checkpoints.source import opened
 from qtool.errors import UnsupportedError
 from qtool.fitting.gguf_losses import losses_of, usable_types, weighed
 from qtool.fitting.memory import Fitting, passing
@@ -58,7 +58,6 @@ def gguf_ways(request: FitRequest, recipe: GgufRecipe) -> Iterator[Ways]:
         with gguf_weights(open_source(request.source)) as (weights, source):
             yield _ways(request, recipe, types, weights, source)
     else:
-        check_needed(request.source, request.requantize)
         found = opened(request.source, request.requantize)
         checkpoint = padded(found, recipe.pad_intermediate)
         yield _ways(request, recipe, types, runnable(checkpoint), hf_source(checkpoint))

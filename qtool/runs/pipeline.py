@@ -53,8 +53,7 @@ def run(request: Request, progress: Progress) -> Summary:
     """Make the artifact; nothing is left under its name unless all of it succeeds."""
     out = request.artifact
     check_free(out, is_folder=True, replace=request.replace)
-    source = opened(request.source, request.requantize)
-    checkpoint = as_quantized(request.recipe, source)
+    checkpoint = as_quantized(request.recipe, opened(request.source, request.requantize))
     if request.stats is not None:
         from qtool.calibrating.given import check_stats
 
