@@ -330,3 +330,36 @@ class Checkpoint:
             patterns += ("*.py",)
         found = {p for pattern in patterns for p in self.folder.glob(pattern) if p.is_file()}
         return tuple(sorted(p.relative_to(self.folder) for p in found))
+
+
+@dataclass(frozen=True)
+class View(Checkpoint):
+    """A checkpoint that is shown otherwise than it lies there, as a recipe or an option says."""
+
+    source: Checkpoint | None = field(default=None, repr=False)
+
+    @property
+    def original(self) -> Checkpoint:
+        """What it is a view of."""
+        assert self.source is not None
+        return self.source
+
+    @property
+    def stored_as(self) -> str | None:
+        """As of what it is a view of."""
+        return self.original.stored_as
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """Likewise."""
+        return self.original.remarks
+
+    @property
+    def config_as_stored(self) -> Mapping[str, Any]:
+        """Likewise."""
+        return self.original.config_as_stored
+
+    @property
+    def file_digests(self) -> Mapping[str, str]:
+        """Likewise: they tell the source, whatever is made of it."""
+        return self.original.file_digests

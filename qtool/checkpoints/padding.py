@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool.checkpoints import structure
-from qtool.checkpoints.checkpoint import Checkpoint
+from qtool.checkpoints.checkpoint import Checkpoint, View
 from qtool.checkpoints.feed_forward import (
     DOWN,
     KEY,
@@ -46,32 +46,10 @@ _ALWAYS = "always zero"
 
 
 @dataclass(frozen=True)
-class Padded(Checkpoint):
+class Padded(View):
     """See Checkpoint. Some tensors are wider than in the files."""
 
-    source: Checkpoint | None = None
     pads: Mapping[str, Pad] = field(default_factory=dict, repr=False)
-
-    @property
-    def original(self) -> Checkpoint:
-        """What it is a view of."""
-        assert self.source is not None
-        return self.source
-
-    @property
-    def stored_as(self) -> str | None:
-        """As of what it is a view of."""
-        return self.original.stored_as
-
-    @property
-    def remarks(self) -> tuple[str, ...]:
-        """Likewise."""
-        return self.original.remarks
-
-    @property
-    def config_as_stored(self) -> Mapping[str, Any]:
-        """Likewise."""
-        return self.original.config_as_stored
 
     @property
     def widths(self) -> Mapping[str, int]:
@@ -81,11 +59,6 @@ class Padded(Checkpoint):
         return {
             key: width for key in old if new[key] != old[key] and (width := width_said(new, key))
         }
-
-    @property
-    def file_digests(self) -> Mapping[str, str]:
-        """Those of the source: padding is part of the recipe."""
-        return self.original.file_digests
 
     def raw(self, name: str) -> NDArray[np.uint8]:
         """The bytes of a tensor, uint8 [nbytes]."""

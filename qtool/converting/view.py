@@ -10,12 +10,11 @@ from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from threading import Lock
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from qtool.checkpoints.checkpoint import Checkpoint
+from qtool.checkpoints.checkpoint import View
 from qtool.converting import to_checkpoint
 from qtool.converting.certificate import Squares
 from qtool.converting.from_artifact import artifact_model
@@ -31,10 +30,9 @@ _KEPT_OPEN = 2  # matrices, as codes: the one that threads are ending, and the n
 
 
 @dataclass(frozen=True)
-class Plain(Checkpoint):
+class Plain(View):
     """See Checkpoint. What has codes lies nowhere as it is read: its `start` is 0."""
 
-    source: Checkpoint | None = field(default=None, repr=False)  # as it lies there
     made: Mapping[str, Step] = field(default_factory=dict, repr=False)  # what has codes
     lost: tuple[str, ...] = ()  # sentences on what is not in the view
     _open: dict[str, Quantized] = field(default_factory=dict, repr=False)
@@ -97,18 +95,6 @@ class Plain(Checkpoint):
             "than quantizing the original does, where there is one"
         )
         return again, *self.lost
-
-    @property
-    def config_as_stored(self) -> Mapping[str, Any]:
-        """What config.json says there."""
-        assert self.source is not None
-        return self.source.config
-
-    @property
-    def file_digests(self) -> Mapping[str, str]:
-        """Those of the files as they lie there."""
-        assert self.source is not None
-        return self.source.file_digests
 
 
 def plain_view(path: Path) -> Plain:

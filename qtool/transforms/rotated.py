@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool.checkpoints import structure
-from qtool.checkpoints.checkpoint import Checkpoint
+from qtool.checkpoints.checkpoint import Checkpoint, View
 from qtool.errors import SourceError
 from qtool.formats import safetensors_file as st
 from qtool.formats.safetensors_file import FLOAT_DTYPES, TensorInfo, from_float32
@@ -94,10 +94,9 @@ def _nothing_online() -> "Online":
 
 
 @dataclass(frozen=True)
-class Rotated(Checkpoint):
+class Rotated(View):
     """See Checkpoint. Without changes it is the source, but for the head that is no longer tied."""
 
-    source: Checkpoint | None = None
     changes: dict[str, Change] = field(default_factory=dict, repr=False)
     scales: dict[str, Scaled] = field(default_factory=dict, repr=False)  # after the changes
     head: tuple[str, str] | None = None  # the tensor that untying adds, and the embedding
@@ -106,32 +105,6 @@ class Rotated(Checkpoint):
     _gains: dict[str, Reals] = field(default_factory=dict, repr=False)
     _mixed: dict[str, NDArray[np.float32]] = field(default_factory=dict, repr=False)
     _lock: Any = field(default_factory=Lock, repr=False, compare=False)
-
-    @property
-    def original(self) -> Checkpoint:
-        """What it is a view of."""
-        assert self.source is not None
-        return self.source
-
-    @property
-    def stored_as(self) -> str | None:
-        """As of what it is a view of."""
-        return self.original.stored_as
-
-    @property
-    def remarks(self) -> tuple[str, ...]:
-        """Likewise."""
-        return self.original.remarks
-
-    @property
-    def config_as_stored(self) -> Mapping[str, Any]:
-        """Likewise."""
-        return self.original.config_as_stored
-
-    @property
-    def file_digests(self) -> Mapping[str, str]:
-        """Those of the source: the rotation is part of the recipe."""
-        return self.original.file_digests
 
     def raw(self, name: str) -> NDArray[np.uint8]:
         """The bytes of a tensor, uint8 [nbytes]."""

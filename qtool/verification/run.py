@@ -158,13 +158,14 @@ def _verdict(
         return Verdict(str(path), "unknown", engine, tp, tuple(findings), (), tuple(checks), 0.0)
     with ExitStack() as stack:
         source = opened = None
+        apart = one_by_one(artifact)
         if against is not None:
             from qtool.quality.weights import open_weights
             from qtool.verification.rotated import as_rotated
 
             opened = stack.enter_context(open_weights(against))
             if isinstance(opened, Checkpoint):
-                here = one_by_one(artifact).checkpoint
+                here = apart.checkpoint
                 opened = alone_as(opened, here.config, here.tensors)
                 opened = padded_as(apart_as(opened, here.tensors), here.config)
             source, said = as_rotated(artifact, opened)
@@ -173,7 +174,6 @@ def _verdict(
             if multiple and not isinstance(opened, Checkpoint):
                 source = opened = None
                 findings.append(Finding("note", "against", "", not_compared(multiple)))
-        apart = one_by_one(artifact)
         if apart is not artifact and source is not None:
             source = source_one_by_one(source)
         subject = subject_of(path, apart, source)
