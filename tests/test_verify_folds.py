@@ -14,9 +14,11 @@ from verifying import forget_digests
 import qtool
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.cli.main import main
+from qtool.verification.fit import fit
 from qtool.verification.pairs import Heads, unpaired
 from qtool.verification.run import verify_artifact
-from qtool.verification.scaling import Compared, Floats, fit
+from qtool.verification.scaling import Compared
+from qtool.verification.side_by_side import Floats, SideBySide, rows_of
 
 STATIC = ("w8a8-smoothquant-static",)
 KEYS = ("w8a8-dynamic", "transforms=[smooth-attention]")
@@ -126,18 +128,22 @@ def test_a_factor_of_all_rows_is_told_of() -> None:
     assert not unpaired(replace(whole, could=frozenset({"norm"})), [whole], HEADS)
 
 
+def pair(stored: Floats, source: Floats) -> SideBySide:
+    return SideBySide((len(source), source.shape[1]), rows_of(stored), rows_of(source))
+
+
 def test_scales_of_few_rows_are_found_and_columns_that_were_rounded_away() -> None:
     generator = np.random.default_rng(0)
     weight = generator.standard_normal((96, 64)).astype(np.float32)
     rows = np.where(np.arange(96) < 60, 1, scales(96)).astype(np.float32)
-    result = fit(rows[:, None] * weight, weight, {})
+    result = fit(pair(rows[:, None] * weight, weight), {})
     assert result.columns is None and result.rows is not None
     assert np.abs(result.rows - rows).max() < 1e-5
     columns = scales(64)
     columns[7] = 1e-4
     stored = np.round(weight * columns * 100) / np.float32(100)  # nothing is left of column 7
     assert not stored[:, 7].any()
-    left = np.linalg.norm(fit(stored, weight, {}).target - stored)
+    left = fit(pair(stored, weight), {}).left
     assert left < columns[columns > 0.1].min() * np.linalg.norm(weight[:, 7]) * 1.01
 
 

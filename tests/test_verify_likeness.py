@@ -6,16 +6,16 @@ import pytest
 from qtool.methods import rtn
 from qtool.scheme import Scheme
 from qtool.verification import likeness
+from qtool.verification.side_by_side import SideBySide, rows_of
 
 
 def torn(tiles: int, expected: float, gain: float = 0.0, left_there: float = 4.0) -> int:
     """What is told of a matrix of 200 tiles of 256 x 8, so many of them far off."""
-    squares = np.ones((256, 1600), np.float32)
-    left = np.full_like(squares, expected**2)
-    left[:, : 8 * tiles] = left_there
-    common = np.ones_like(squares)
-    common[:, : 8 * tiles] = gain
-    return likeness._torn((squares, left, common), (256, 8), 0.95**2, expected, 1e-6)
+    numbers = np.full((1, 200), 256 * 8)
+    there, common, left = np.ones(200), np.ones(200), np.full(200, expected**2)
+    common[:tiles], left[:tiles] = gain, left_there
+    sums = np.stack([there, common, left])[:, None] * numbers
+    return likeness._torn(sums, numbers, 0.95**2, expected, 1e-6, 1600)
 
 
 @pytest.mark.parametrize(
@@ -51,5 +51,6 @@ def test_where_rounding_leaves_nothing_of_parts_none_are_told(relative: float, t
     stored[:, :128] = 7 * rng.standard_normal((256, 128))
     quant = rtn.quantize(weight, None, Scheme(2, 64, True), rtn.Options()).quant
     size = float(np.linalg.norm(weight))
-    found = likeness.likeness(quant, weight, stored, relative * size)
+    pair = SideBySide((256, 512), rows_of(stored), rows_of(weight))
+    found = likeness.likeness(quant, likeness.sums_of(quant, pair), relative * size)
     assert found is not None and (found.torn > 0) is told

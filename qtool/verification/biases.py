@@ -9,10 +9,12 @@ from qtool.formats.safetensors_file import FLOAT_DTYPES
 from qtool.scheme import GroupQuant
 from qtool.verification import config
 from qtool.verification.finding import Finding
+from qtool.verification.fit import WORTH, spread, uneven
 from qtool.verification.folds import BEFORE, PLUS_ONE
-from qtool.verification.scaling import WORTH, Compared, Floats, norm, spread, uneven
+from qtool.verification.scaling import Compared
 from qtool.verification.sentences import count as counted
 from qtool.verification.sentences import some
+from qtool.verification.side_by_side import Floats, norm
 from qtool.verification.subject import Subject
 
 CHECK = "layer-error"

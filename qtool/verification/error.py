@@ -13,13 +13,23 @@ from qtool.verification import config, made_up, pruned
 from qtool.verification.biases import as_its_rows
 from qtool.verification.exact import only_scaled
 from qtool.verification.finding import Finding, LayerError
+from qtool.verification.fit import distance, fit
 from qtool.verification.folds import PLUS_ONE, block_of
-from qtool.verification.likeness import numbers_changed
+from qtool.verification.likeness import numbers_changed, others
 from qtool.verification.pairs import MATCH
 from qtool.verification.pruned import is_pruned
-from qtool.verification.scaling import LOST, Compared, Floats, distance, fit, norm
+from qtool.verification.scaling import LOST, Compared
 from qtool.verification.sentences import count as counted
 from qtool.verification.sentences import some
+from qtool.verification.side_by_side import (
+    Floats,
+    SideBySide,
+    norm,
+    rows_of,
+    rows_of_source,
+    scaled,
+    square_of,
+)
 from qtool.verification.subject import Subject
 
 CHECK = "layer-error"
@@ -52,7 +62,7 @@ def dense_compared(
             continue
         if entry.dtype not in FLOAT_DTYPES or info.dtype not in FLOAT_DTYPES:
             continue
-        if _same(subject, name):
+        if _same(subject, name) or _only_cast(subject, name):
             continue
         old = source.float32(name)
         new = subject.artifact.checkpoint.float32(entry.stored[0])
@@ -78,8 +88,9 @@ def dense_compared(
             continue
         left = plain / norm(old) if norm(old) else math.inf
         if old.ndim == 2:
-            found = fit(new, old, norms.get(block_of(subject, name), {}))
-            left = norm(found.target - new) / max(norm(found.target), 1e-30)
+            pair = SideBySide((len(old), old.shape[1]), rows_of(new), rows_of(old))
+            found = fit(pair, norms.get(block_of(subject, name), {}))
+            left = found.left / max(norm(scaled(old, found.columns, found.rows)), 1e-30)
             if left <= _ROUNDING:
                 compared.append(
                     Compared(
@@ -153,6 +164,24 @@ def _same(subject: Subject, name: str) -> bool:
     )
 
 
+def _only_cast(subject: Subject, name: str) -> bool:
+    """Whether a matrix has the source's numbers, but for what another dtype rounds."""
+    entry, source = subject.entries[name], subject.source
+    assert source is not None
+    kinds = entry.dtype, source.tensors[name].dtype
+    if kinds[0] == kinds[1] or len(entry.shape) != 2:
+        return False
+    stored = rows_of_source(subject.artifact.checkpoint, entry.stored[0])
+    pair = SideBySide((entry.shape[0], entry.shape[1]), stored, rows_of_source(source, name))
+    lost = whole = 0.0
+    for _, new, old in pair.pieces():
+        if others(new, old, kinds).any():
+            return False
+        lost += square_of(old - new)
+        whole += square_of(old)
+    return lost <= (_ROUNDING * LOST) ** 2 * whole
+
+
 def layer_errors(subject: Subject, compared: Sequence[Compared]) -> list[LayerError]:
     """One line a matrix."""
     schemes = {name: str(entry.scheme) for name, entry in subject.entries.items()}
@@ -208,12 +237,12 @@ def check_errors(subject: Subject, compared: Sequence[Compared]) -> Iterator[Fin
         )  # fmt: skip
     known = {c.name for c in (*shifted, *single, *(wrong if any(w.wrong for w in wrong) else ()))}
     yield from _unlike(subject, [c for c in quantized if c.name not in known])
-    scaled = [c for c in compared if _folded(c)]
-    if scaled:
+    folded_in = [c for c in compared if _folded(c)]
+    if folded_in:
         yield Finding(
-            "note", CHECK, scaled[0].name,
-            f"{counted(len(scaled), 'matrix')} with scales folded in (AWQ, smoothing): errors are "
-            "counted with these taken out",
+            "note", CHECK, folded_in[0].name,
+            f"{counted(len(folded_in), 'matrix')} with scales folded in (AWQ, smoothing): "
+            "errors are counted with these taken out",
         )  # fmt: skip
 
 
@@ -284,8 +313,9 @@ def _rotated(subject: Subject) -> str:
         return ""
     if source.tensors[entry.name].shape != entry.shape:
         return ""
-    old = source.float32(entry.name)[:4096]
-    new = subject.artifact.checkpoint.float32(entry.stored[0])[:4096]
+    some = min(entry.shape[0], 4096)
+    old = rows_of_source(source, entry.name)(0, some)
+    new = rows_of_source(subject.artifact.checkpoint, entry.stored[0])(0, some)
     before, after = np.linalg.norm(old, axis=1), np.linalg.norm(new, axis=1)
     turned = norm(old - new) > 0.5 * norm(old) and norm(before - after) < 0.02 * norm(before)
     return "the embedding has the source's norms and other directions" if turned else ""

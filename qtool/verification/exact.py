@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from qtool.verification.scaling import Floats, least_squares
+from qtool.verification.fit import least_squares
+from qtool.verification.side_by_side import Floats
 
 _EXACT = 2.0**-13  # relative: less than a bit of float16 or bfloat16
 

@@ -15,11 +15,13 @@ from qtool.checkpoints import structure
 from qtool.formats.safetensors_file import FLOAT_DTYPES
 from qtool.verification import config
 from qtool.verification.finding import Finding
+from qtool.verification.fit import uneven
 from qtool.verification.likeness import others
 from qtool.verification.pairs import MATCH, heads_of, unpaired
-from qtool.verification.scaling import Compared, Floats, norm, uneven
+from qtool.verification.scaling import Compared
 from qtool.verification.sentences import count as counted
 from qtool.verification.sentences import some
+from qtool.verification.side_by_side import Floats, norm
 from qtool.verification.subject import Subject
 
 PLUS_ONE = " (1 + weight)"

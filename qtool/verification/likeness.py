@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from qtool.scheme import GroupQuant
 from qtool.verification.matrix import group_means
+from qtool.verification.side_by_side import Floats, SideBySide, sums_of_products
 
-Floats = NDArray[np.float32]
 _TILES = ((1, 1024), (256, 8))  # rows, columns
 _AS_ZEROS = 0.95  # relative error
 _FAR = 3.0  # times the expected error
@@ -65,24 +65,93 @@ class Likeness:
         return self.spread > max(_SPREAD, _SURELY * self.noise, clipped)
 
 
-def likeness(quant: GroupQuant, target: Floats, stored: Floats, expected: float) -> Likeness | None:
-    """target: what Q is near to, [out, in]. expected: the norm of W - Q. None where W is 0."""
-    left, squares = np.square(target - stored), np.square(target)
-    whole = float(squares.mean(dtype=np.float64))
-    if not 0 < whole < np.inf or not np.isfinite(left).all():
+@dataclass(frozen=True)
+class Sums:
+    """Of Q beside W: of W W, Q W, (W - Q)^2 and, by group, W - Q."""
+
+    groups: Floats  # [4, out, groups]
+    tiles: tuple[NDArray[np.float64], NDArray[np.float64]]  # [3, down, across], of each of _TILES
+
+    @property
+    def whole(self) -> float:
+        """The sum of W W."""
+        return float(self.tiles[0][0].sum())
+
+    @property
+    def lost(self) -> float:
+        """The sum of (W - Q)^2."""
+        return float(self.tiles[0][2].sum())
+
+    @property
+    def stored(self) -> float:
+        """The sum of Q Q, of what it is where W is 0 altogether."""
+        return max(0.0, self.lost + float((2 * self.tiles[0][1] - self.tiles[0][0]).sum()))
+
+
+def sums_of(quant: GroupQuant, pair: SideBySide) -> Sums:
+    """Both matrices [out, in] read once, by rows."""
+    out, columns = pair.shape
+    width = quant.scheme.group_size if quant.scheme.group_size > 0 else columns
+    (_, wide), (high, narrow) = _TILES
+    groups = np.empty((4, out, quant.scale.shape[1]), np.float32)
+    flat = np.empty((3, out, -(-columns // wide)))
+    columns_of = np.zeros((3, -(-out // high), columns))
+    for rows, stored, weight in pair.pieces():
+        left = weight - stored
+        pairs = (weight, weight), (weight, stored), (left, left), (left, None)
+        for number, (one, other) in enumerate(pairs):
+            if quant.g_idx is None:
+                by_group, by_tile = sums_of_products(one, other, (width, wide))
+            else:
+                (by_tile,) = sums_of_products(one, other, (wide,))
+                by_group = _of_groups(quant, one if other is None else one * other)
+            groups[number, rows] = by_group
+            if other is not None:
+                flat[number, rows] = by_tile
+                columns_of[number, rows.start // high] += np.einsum("ij,ij->j", one, other)
+    starts = np.arange(0, columns, narrow)
+    return Sums(groups, (flat, np.add.reduceat(columns_of, starts, axis=2)))
+
+
+def _of_groups(quant: GroupQuant, values: Floats) -> NDArray[np.float64]:
+    """Sums over groups whose columns lie anywhere."""
+    return group_means(quant, values) * counts_of(quant)
+
+
+def counts_of(quant: GroupQuant) -> NDArray[np.int64]:
+    """The columns of each group, 1 where a damaged g_idx leaves none."""
+    return np.maximum(np.bincount(quant.group_index(), minlength=quant.scale.shape[1]), 1)
+
+
+def likeness(quant: GroupQuant, sums: Sums, expected: float) -> Likeness | None:
+    """Q beside what it is near to. expected: the norm of W - Q. None where W is 0."""
+    numbers = quant.codes.size
+    whole = sums.whole / numbers
+    if not 0 < whole < np.inf or not np.isfinite(sums.lost):
         return None
-    counts = np.maximum(np.bincount(quant.group_index(), minlength=quant.scale.shape[1]), 1)
-    size = np.maximum(group_means(quant, squares), _LEAST * whole)
-    gains = group_means(quant, target * stored) / size
-    weights = size * counts / (size * counts).sum()
-    mean = float((weights * gains).sum())
-    spread = float(np.sqrt((weights * np.square(gains - mean)).sum()))
-    relative = expected / float(np.sqrt(whole * target.size))
-    noise = relative * float(np.sqrt((weights / counts).sum()))
+    counts = counts_of(quant).astype(np.float32)
+    size = np.maximum(sums.groups[0], np.float32(_LEAST * whole) * counts)
+    gains = sums.groups[1] / size
+    weights = size / np.float32(size.sum(dtype=np.float64))
+    mean = float((weights * gains).sum(dtype=np.float64))
+    spread = float(np.sqrt((weights * np.square(gains - np.float32(mean))).sum(dtype=np.float64)))
+    relative = expected / float(np.sqrt(whole * numbers))
+    noise = relative * float(np.sqrt((weights / counts).sum(dtype=np.float64)))
     far = max(_AS_ZEROS, _FAR * relative) ** 2
-    parts = squares, left, target * stored
-    torn = [_torn(parts, tile, far, relative, _LEAST * whole) for tile in _TILES]
+    torn = [
+        _torn(parts, _sizes(quant.shape, tile), far, relative, _LEAST * whole, quant.shape[1])
+        for parts, tile in zip(sums.tiles, _TILES, strict=True)
+    ]
     return Likeness(mean, spread, noise, relative, max(torn) if relative < _BLIND else 0)
+
+
+def _sizes(shape: tuple[int, int], tile: tuple[int, int]) -> NDArray[np.int64]:
+    """How many weights each tile has, [down, across]."""
+    down, across = (
+        np.diff(np.arange(0, size, step), append=size)
+        for size, step in zip(shape, tile, strict=True)
+    )
+    return np.outer(down, across)
 
 
 def most_by_chance(tiles: int, expected: float) -> float:
@@ -91,28 +160,22 @@ def most_by_chance(tiles: int, expected: float) -> float:
 
 
 def _torn(
-    parts: tuple[Floats, Floats, Floats],
-    tile: tuple[int, int],
+    sums: NDArray[np.float64],
+    numbers: NDArray[np.int64],
     far: float,
     expected: float,
     least: float,
+    columns: int,
 ) -> int:
     """The tiles in which what is left is more than `far` times what was there, and nothing is as it
-    was, where they are more than chance explains. parts: W W, (Q - W)^2 and Q W, [out, in]."""
-    squares, left, common = parts
-    rows, columns = squares.shape
-    down, across = np.arange(0, rows, tile[0]), np.arange(0, columns, tile[1])
-
-    def sums(values: Floats) -> NDArray[np.float64]:
-        flat = np.add.reduceat(values, across, axis=1, dtype=np.float64)
-        return np.asarray(np.add.reduceat(flat, down, axis=0))
-
-    numbers = np.outer(np.diff(down, append=rows), np.diff(across, append=columns))
-    there = np.maximum(sums(squares), least * numbers)
-    lost, shared = sums(left), sums(common)
+    was, where they are more than chance explains. sums: W W, Q W and (Q - W)^2 of tiles; numbers:
+    how many weights they have."""
+    there = np.maximum(sums[0], least * numbers)
+    shared, lost = sums[1], sums[2]
     stored = np.maximum(lost + 2 * shared - there, least * numbers)
     strange = (np.abs(shared / there - 1) > _STRANGER) | (shared < _ALIKE * np.sqrt(there * stored))
-    count = int(((lost > far * there) & strange & (numbers >= min(_FEW, columns))).sum())
+    enough = numbers >= min(_FEW, columns)
+    count = int(((lost > far * there) & strange & enough).sum())
     return count if count > most_by_chance(numbers.size, expected) else 0
 
 

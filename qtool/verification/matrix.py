@@ -22,6 +22,7 @@ _MANY_SCALES = 1000
 _ENOUGH_CODES = 1 << 15
 _EVEN = 0.12  # from the mean count of a code
 _MARKED = 1 << 15  # bytes of a matrix
+_ROWS = 64  # at once, as float64
 
 
 @dataclass(frozen=True)
@@ -218,7 +219,10 @@ def group_means(quant: GroupQuant, values: NDArray[np.generic]) -> NDArray[np.fl
     order = np.argsort(index, kind="stable")
     counts = np.bincount(index, minlength=groups)
     starts = np.minimum(np.cumsum(counts) - counts, columns - 1)
-    sums = np.add.reduceat(values[:, order].astype(np.float64), starts, axis=1)
+    sums = np.empty((rows, groups))
+    for first in range(0, rows, _ROWS):
+        some = values[first : first + _ROWS][:, order].astype(np.float64)
+        sums[first : first + _ROWS] = np.add.reduceat(some, starts, axis=1)
     return np.asarray(np.where(counts > 0, sums / np.maximum(counts, 1), 0.0))
 
 

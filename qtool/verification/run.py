@@ -46,7 +46,8 @@ from qtool.verification.files import check_files
 from qtool.verification.finding import Finding, Verdict
 from qtool.verification.matrix import Measured, measure
 from qtool.verification.one_by_one import one_by_one as source_one_by_one
-from qtool.verification.scaling import Compared, Floats, compare
+from qtool.verification.scaling import Compared, compare
+from qtool.verification.side_by_side import Floats, rows_of_source
 from qtool.verification.stated import CHECK as STATED
 from qtool.verification.stated import check_stated, statement_of
 from qtool.verification.subject import Subject, subject_of
@@ -56,7 +57,7 @@ Check = Callable[[Subject], Iterator[Finding]]
 NumericCheck = Callable[[Artifact, Sequence[Measured]], Iterator[Finding]]
 
 _DATA = {"codes", "values"}  # checks that run where numbers can be read at all
-_MOST_WEIGHTS = 1 << 28  # in memory at once, several times over, while they are compared
+_MOST_WEIGHTS = 1 << 29  # of matrices in memory at once, a byte or two each
 
 # Checks of headers and configs, by id; they read no tensor larger than a few numbers, but for
 # `head`, which compares two.
@@ -264,7 +265,7 @@ def _measure_all(
             return
         if tuple(source.tensors[entry.name].shape) == entry.shape:
             near = norms.get(folds.block_of(subject, entry.name), {})
-            compared[number] = compare(entry.name, quant, source.float32(entry.name), near)
+            compared[number] = compare(entry.name, quant, rows_of_source(source, entry.name), near)
 
     def steps(count: int) -> Iterable[int]:
         return range(count) if progress is None else progress.blocks(count, "step")

@@ -1,30 +1,27 @@
-"""One matrix against its source, with scales that were folded into its columns or rows taken out.
+"""One matrix against its source, with scales that were folded into its columns or rows taken out
+(see `fit`). That a scale which was found is also taken out somewhere is judged in `error`."""
 
-AWQ and SmoothQuant store Q near diag(r) W diag(c): c is taken out of the norm or the projection
-before (r of that one). A norm tells c exactly, as the ratio of its old weight to its new one;
-otherwise the least squares of Q over W tell c and r, up to a factor that they share:
-
-    c[k] = sum_o Q W / sum_o W W        r[o] = sum_k Q W / sum_k W W        in turns
-
-for c of Q / diag(r), for r of W diag(c).
-
-That a scale which was found is also taken out somewhere is judged in `error`.
-"""
-
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from qtool.dequantize import dequantize
 from qtool.formats.float_codes import TABLES
 from qtool.scheme import GroupQuant
-from qtool.verification.likeness import Likeness, likeness
+from qtool.verification.fit import Fit, fit
+from qtool.verification.likeness import Likeness, Sums, counts_of, likeness, sums_of
 from qtool.verification.matrix import group_means
-from qtool.verification.pruned import is_pruned
-
-Floats = NDArray[np.float32]
+from qtool.verification.pruned import Fours
+from qtool.verification.side_by_side import (
+    MOST_ROWS,
+    Floats,
+    Rows,
+    SideBySide,
+    rows_of_quant,
+    square_of,
+)
 
 # Times the expected error: GPTQ makes up to 2, a clipped range up to 3.5.
 UNEXPLAINED = 4.0
@@ -33,11 +30,6 @@ _SURELY = 6  # standard errors
 LOST = 0.95  # relative: as far off as a matrix of zeros
 _PLAIN = 1.2  # times the expected error: no need to look for scales below
 _FEW_CLIPPED = 0.01  # of the weights
-WORTH = 0.9  # of the error: scales that leave more of it are chance
-_ROUNDS = 3
-_NEAR = 0.15  # of the logarithm: how well a norm's ratio must fit
-_STRANGE = 0.7  # of what is stored: free scales that leave more are fitted to another matrix
-_ENOUGH = 3e-3  # relative: nearer than rounding to 8 bits, nothing is told
 
 
 @dataclass(frozen=True)
@@ -98,6 +90,12 @@ def expected_error(quant: GroupQuant) -> float:
 
     Groups with a single code count nothing: nothing was rounded there.
     """
+    rows = range(0, quant.shape[0], MOST_ROWS)
+    return float(np.sqrt(sum(_steps_of(quant.rows(slice(at, at + MOST_ROWS))) for at in rows)))
+
+
+def _steps_of(quant: GroupQuant) -> float:
+    """The sum of step^2 / 12 of rounded weights."""
     index = quant.group_index()
     scale = quant.row_scale().astype(np.float64)
     if quant.scheme.outer == "after" and quant.outer is not None:
@@ -108,7 +106,7 @@ def expected_error(quant: GroupQuant) -> float:
     else:
         counts = np.broadcast_to(members, scale.shape)
     squares = scale * scale * counts
-    return float(np.sqrt(squares[~_single(quant)].sum() / 12))
+    return float(squares[~_single(quant)].sum() / 12)
 
 
 def _steps(book: str) -> Floats:
@@ -133,171 +131,77 @@ def _single(quant: GroupQuant) -> NDArray[np.bool_]:
     return np.asarray(low == np.maximum.reduceat(codes, starts, axis=1))
 
 
-def compare(
-    name: str,
-    quant: GroupQuant,
-    weight: Floats,
-    norms: Mapping[str, Floats],
-) -> Compared:
-    """weight: the source, [out, in]. norms: of norms in reach that changed, the ratio [in]."""
-    stored = dequantize(quant)
+def compare(name: str, quant: GroupQuant, source: Rows, norms: Mapping[str, Floats]) -> Compared:
+    """source: its rows, of [out, in]. norms: of norms in reach that changed, the ratio [in]."""
+    pair = SideBySide(quant.shape, rows_of_quant(quant), source)
     lost = expected_error(quant)
-    size = norm(weight)
-    plain = norm(weight - stored)
+    sums = plain_sums = sums_of(quant, pair)
+    size, plain = math.sqrt(sums.whole), math.sqrt(sums.lost)
     if plain > _PLAIN * lost:
-        lost = _with_clipped(quant, weight, stored, lost)
-    found = Fit(None, None, None, weight, plain)
-    pruned = plain > _PLAIN * lost and is_pruned(stored) and not is_pruned(weight)
-    if (plain > _PLAIN * lost and not pruned) or norms:
-        found = fit(stored, weight, norms)
-    target = found.target
-    whole = norm(target)
-    left = target - stored
-    off, step = _zeros_off(quant, left)
-    like = likeness(quant, target, stored, lost)
+        lost = _with_clipped(quant, pair, lost)
+    far = plain > _PLAIN * lost
+    pruned = far and _is_pruned(pair)
+    found: Fit | None = None
+    if (far and not pruned) or norms:
+        found = fit(pair, norms)
+        if found.columns is not None or found.rows is not None:
+            sums = sums_of(quant, pair.scaled(found.columns, found.rows))
+    whole, left = math.sqrt(sums.whole), math.sqrt(sums.lost)
+    zeros = math.sqrt(sums.stored)  # how far zeros are off
+    off, step = _zeros_off(quant, sums)
+    like = likeness(quant, sums, lost)
     return Compared(
         name,
-        norm(left) / whole if whole else norm(stored),
-        plain / size if size else norm(stored),
+        left / whole if whole else zeros,
+        plain / size if size else zeros,
         lost / whole if whole else None,
         lost / size if size else None,
-        found.columns,
-        found.rows,
-        found.norm,
+        found.columns if found else None,
+        found.rows if found else None,
+        found.norm if found else None,
         off,
         step,
         quant.scale.size,
-        found.without_rows / lost if lost else None,
-        found.could,
+        (found.without_rows if found else plain) / lost if lost else None,
+        found.could if found else frozenset(),
         like=like,
-        plainly_like=like if target is weight else likeness(quant, weight, stored, lost),
+        plainly_like=like if sums is plain_sums else likeness(quant, plain_sums, lost),
         pruned=pruned,
     )
 
 
-def _with_clipped(quant: GroupQuant, weight: Floats, stored: Floats, lost: float) -> float:
+def _is_pruned(pair: SideBySide) -> bool:
+    """Whether what is stored has the pattern, and the source has not."""
+    whole = pair.shape[0] * pair.shape[1]
+    stored, source = Fours(), Fours()
+    for _, new, old in pair.pieces():
+        stored, source = stored.with_rows(new), source.with_rows(old)
+        if stored.is_not_of(whole):
+            return False
+    return stored.pruned and not source.pruned
+
+
+def _with_clipped(quant: GroupQuant, pair: SideBySide, lost: float) -> float:
     """The expected error with that of a few weights beyond the ends of their range, where rounding
     explains all others: AutoRound's search clips weights of 8 bits that count little."""
     if quant.scheme.is_float:
         return lost
-    ends = (quant.codes == 0) | (quant.codes == (1 << quant.scheme.bits) - 1)
-    clipped = ends & (np.abs(weight) > np.abs(stored)) & (weight * stored >= 0)
-    left = weight - stored
-    if clipped.mean() > _FEW_CLIPPED or norm(left[~clipped]) > _PLAIN * lost:
+    top = (1 << quant.scheme.bits) - 1
+    count, of_clipped, of_others = 0, 0.0, 0.0
+    for rows, stored, weight in pair.pieces():
+        codes = quant.codes[rows]
+        ends = (codes == 0) | (codes == top)
+        clipped = ends & (np.abs(weight) > np.abs(stored)) & (weight * stored >= 0)
+        left = weight - stored
+        count += int(clipped.sum())
+        of_clipped += square_of(left[clipped])
+        of_others += square_of(left[~clipped])
+    if count > _FEW_CLIPPED * quant.codes.size or math.sqrt(of_others) > _PLAIN * lost:
         return lost
-    return float(np.hypot(lost, norm(left[clipped])))
+    return math.hypot(lost, math.sqrt(of_clipped))
 
 
-def norm(values: Floats) -> float:
-    """Frobenius, summed in float64."""
-    return float(np.sqrt(np.square(values, dtype=np.float64).sum()))
-
-
-@dataclass(frozen=True)
-class Fit:
-    """The scales between a matrix and its source."""
-
-    columns: Floats | None
-    rows: Floats | None
-    norm: str | None
-    target: Floats  # what Q is near to
-    without_rows: float  # how far Q is off with the norm's ratio alone
-    could: frozenset[str] = frozenset()  # norms whose ratio it may have: it is as near with that
-
-
-def fit(stored: Floats, weight: Floats, norms: Mapping[str, Floats]) -> Fit:
-    """Scales of columns and rows that bring weight [out, in] nearest to stored [out, in].
-
-    Of what brings it about as near as anything does, what says the least: a norm's ratio before
-    scales that are free, and none before any.
-    """
-    long = (np.linalg.norm(matrix, axis=1) for matrix in (stored, weight))
-    rows = np.divide(*(np.maximum(lengths, 1e-30) for lengths in long))
-    for _ in range(_ROUNDS):  # rows are rounded by steps of their own size, so they count alike
-        columns = least_squares(stored / rows[:, None], weight, 0)
-        rows = least_squares(stored, weight * columns, 1)
-    free = least_squares(stored, weight, 1)
-    choices: list[tuple[Floats | None, Floats | None, str | None]] = [(None, None, None)]
-    choices += [(None, free, None)]
-    named = {n: spread(ratio, columns) for n, ratio in norms.items() if ratio.size == columns.size}
-    best = min(named, key=lambda n: named[n], default=None)
-    if best is not None and named[best] < _NEAR:
-        ratio = norms[best]
-        choices = [
-            (ratio, None, best), *choices, (ratio, least_squares(stored, weight * ratio, 1), best)
-        ]  # fmt: skip
-    choices += [
-        (least_squares(stored, weight, 0), None, None),
-        (columns, rows, None),
-    ]
-    far = [norm(_scaled(weight, c, r) - stored) for c, r, _ in choices]
-    size = norm(stored)
-    likely = [left for left, (c, r, n) in zip(far, choices, strict=True)
-              if n is not None or (c is None and r is None) or left < _STRANGE * size]  # fmt: skip
-    enough = max(min(likely) / WORTH, _ENOUGH * size)
-    chosen = next(n for n, left in enumerate(far) if left in likely and left <= enough)
-    chosen_columns, chosen_rows, chosen_norm = choices[chosen]
-    target = _scaled(weight, chosen_columns, chosen_rows)
-    reach = (norm(target - stored) + _ENOUGH * size) / WORTH
-    could = [name for name, ratio in norms.items() if _could(stored, weight, ratio, reach)]
-    evenly = far[0] if chosen_norm is not None else norm(weight - stored)
-    return Fit(chosen_columns, chosen_rows, chosen_norm, target, evenly, frozenset(could))
-
-
-def _could(stored: Floats, weight: Floats, ratio: Floats, reach: float) -> bool:
-    """Whether a norm's ratio, with rows or without, brings weight within reach of stored."""
-    if ratio.size != weight.shape[1]:
-        return False
-    scaled = weight * ratio
-    rows = least_squares(stored, scaled, 1)
-    return min(norm(scaled - stored), norm(rows[:, None] * scaled - stored)) <= reach
-
-
-def _scaled(weight: Floats, columns: Floats | None, rows: Floats | None) -> Floats:
-    scaled = weight if columns is None else weight * columns
-    return scaled if rows is None else rows[:, None] * scaled
-
-
-def least_squares(stored: Floats, weight: Floats, axis: int) -> Floats:
-    """The scale of each column (axis 0) or row (axis 1); 1 where the source is 0.
-
-    One that was rounded away is small, by how much is not known: it gets the least of the others.
-    """
-    over = np.square(weight).sum(axis=axis, dtype=np.float64)
-    found = (stored * weight).sum(axis=axis, dtype=np.float64) / np.where(over > 0, over, 1)
-    good = (over > 0) & (found > 0)
-    least = found[good].min() if good.any() else 1.0
-    return np.where(good, found, np.where(over > 0, min(least, 1.0), 1)).astype(np.float32)
-
-
-def spread(one: Floats, other: Floats) -> float:
-    """The mean distance of the logarithms of two sets of scales, a common factor apart."""
-    apart = _apart(one, other)
-    return _mean(apart - np.median(apart)) if apart.size else float("inf")
-
-
-def distance(one: Floats, other: Floats) -> float:
-    """The same with the common factor."""
-    apart = _apart(one, other)
-    return _mean(apart) if apart.size else float("inf")
-
-
-def _apart(one: Floats, other: Floats) -> NDArray[np.float64]:
-    good = (one > 0) & (other > 0)
-    return np.asarray(np.log(one[good].astype(np.float64) / other[good]))
-
-
-def _mean(logarithms: NDArray[np.float64]) -> float:
-    """Of sizes; one that is far off counts as e times, so that single channels decide nothing."""
-    return float(np.minimum(np.abs(logarithms), 1.0).mean())
-
-
-def uneven(scales: Floats | None) -> float:
-    """How far scales are from being all the same."""
-    return 0.0 if scales is None else spread(scales, np.ones_like(scales))
-
-
-def _zeros_off(quant: GroupQuant, left: Floats) -> tuple[int, int]:
+def _zeros_off(quant: GroupQuant, sums: Sums) -> tuple[int, int]:
     """How many groups have a zero that is off by whole steps, and by how many most of them.
 
     W - Q is (zero stored - zero meant) * scale on average, and 0 where they are the same, but for
@@ -306,14 +210,14 @@ def _zeros_off(quant: GroupQuant, left: Floats) -> tuple[int, int]:
     if quant.scheme.is_float:
         return 0, 0
     scale = quant.row_scale().astype(np.float64)
-    means = group_means(quant, left)
+    count = counts_of(quant)
+    means = sums.groups[3] / count
     with np.errstate(divide="ignore", invalid="ignore"):
         steps = np.where(scale != 0, means / scale, 0.0)
     steps = np.where(np.isfinite(steps), steps, 0.0)
     off = np.abs(steps) > 0.6
     if off.any():
-        count = np.maximum(np.bincount(quant.group_index(), minlength=means.shape[1]), 1)
-        spread = group_means(quant, left.astype(np.float64) ** 2) - means**2
+        spread = sums.groups[2] / count - means**2
         chance = np.sqrt(np.maximum(spread, 0) / count)
         off &= np.abs(means) > _SURELY * chance
     if not off.any():
