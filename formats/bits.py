@@ -14,6 +14,8 @@ Eight codes fill b bytes exactly, so the arithmetic runs on 64-bit lanes of eigh
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from qtool.errors import FormatError
@@ -29,6 +31,7 @@ WORD = 32
 _LANES = ((8, 0x00FF00FF00FF00FF), (16, 0x0000FFFF0000FFFF), (32, 0x00000000FFFFFFFF))
 # A tile of the transpose: 64 lines of cache on either side.
 _TILE = 1024
+_AT_ONCE = 1 << 18  # codes
 
 
 def word_count(count: int, bits: int) -> int:
@@ -44,21 +47,11 @@ def pack(codes: NDArray[np.uint8], bits: int) -> NDArray[np.int32]:
     if codes.size and int(codes.max()) >> bits:
         raise FormatError(f"the code {int(codes.max())} does not fit {bits} bits")
     *lead, count = codes.shape
-    eights = -(-count // 8)
-    padded = np.zeros((*lead, eights * 8), np.uint8)
-    padded[..., :count] = codes
-    lanes = padded.view("<u8")
-    for width, mask in _LANES:
-        # Two neighbours of b * width / 8 bits each, `width` bits apart, move together.
-        shift = np.uint64(width - bits * width // 8)
-        high = (lanes >> shift) & np.uint64(~mask & (2**64 - 1)) >> shift
-        lanes &= np.uint64(mask)
-        lanes |= high
-    stream = lanes.view(np.uint8).reshape(*lead, eights, 8)[..., :bits]
-    words = word_count(count, bits)
-    filled = np.zeros((*lead, max(words * 4, eights * bits)), np.uint8)
-    filled[..., : eights * bits] = stream.reshape(*lead, eights * bits)
-    return np.ascontiguousarray(filled[..., : words * 4]).view("<i4")
+    rows = codes.reshape(math.prod(lead), count)
+    words = np.empty((len(rows), word_count(count, bits)), "<i4")
+    for part in _pieces(len(rows), count):
+        words[part] = _pack(rows[part], bits)
+    return words.reshape(*lead, words.shape[1])
 
 
 def unpack(words: NDArray[Any], bits: int, count: int) -> NDArray[np.uint8]:
@@ -67,14 +60,51 @@ def unpack(words: NDArray[Any], bits: int, count: int) -> NDArray[np.uint8]:
     if have != word_count(count, bits):
         expected = word_count(count, bits)
         raise FormatError(f"{have} words for {count} codes of {bits} bits; expected {expected}")
+    rows = words.reshape(math.prod(lead), have)
+    codes = np.empty((len(rows), count), np.uint8)
+    for part in _pieces(len(rows), count):
+        codes[part] = _unpack(rows[part], bits, count)
+    return codes.reshape(*lead, count)
+
+
+def _pieces(rows: int, count: int) -> Iterator[slice]:
+    """Some rows at a time, whose temporaries stay in the cache."""
+    step = max(1, _AT_ONCE // max(1, count))
+    return (slice(first, first + step) for first in range(0, rows, step))
+
+
+def _pack(codes: NDArray[np.uint8], bits: int) -> NDArray[np.int32]:
+    """[rows, n] -> [rows, ceil(n * bits / 32)]"""
+    rows, count = codes.shape
     eights = -(-count // 8)
+    padded = np.zeros((rows, eights * 8), np.uint8)
+    padded[:, :count] = codes
+    lanes = padded.view("<u8")
+    for width, mask in _LANES:
+        # Two neighbours of b * width / 8 bits each, `width` bits apart, move together.
+        shift = np.uint64(width - bits * width // 8)
+        high = (lanes >> shift) & np.uint64(~mask & (2**64 - 1)) >> shift
+        lanes &= np.uint64(mask)
+        lanes |= high
+    stream = lanes.view(np.uint8).reshape(rows, eights, 8)[..., :bits]
+    words = word_count(count, bits)
+    filled = np.zeros((rows, max(words * 4, eights * bits)), np.uint8)
+    filled[:, : eights * bits] = stream.reshape(rows, eights * bits)
+    return np.ascontiguousarray(filled[:, : words * 4]).view("<i4")
+
+
+def _unpack(words: NDArray[Any], bits: int, count: int) -> NDArray[np.uint8]:
+    """[rows, w] -> [rows, count]"""
+    rows, eights = len(words), -(-count // 8)
     raw = np.ascontiguousarray(words, dtype="<u4").view(np.uint8)
-    stream = np.zeros((*lead, eights * bits), np.uint8)
-    used = min(raw.shape[-1], eights * bits)
-    stream[..., :used] = raw[..., :used]
-    spread = np.zeros((*lead, eights, 8), np.uint8)
-    spread[..., :bits] = stream.reshape(*lead, eights, bits)
-    lanes = spread.reshape(*lead, eights * 8).view("<u8")
+    if bits == 8:
+        return raw[:, :count]
+    stream = np.zeros((rows, eights * bits), np.uint8)
+    used = min(raw.shape[1], eights * bits)
+    stream[:, :used] = raw[:, :used]
+    spread = np.zeros((rows, eights, 8), np.uint8)
+    spread[..., :bits] = stream.reshape(rows, eights, bits)
+    lanes = spread.reshape(rows, eights * 8).view("<u8")
     for width, _ in reversed(_LANES):
         held = bits * width // 8
         shift = np.uint64(width - held)
@@ -83,7 +113,7 @@ def unpack(words: NDArray[Any], bits: int, count: int) -> NDArray[np.uint8]:
         high = (lanes & np.uint64(high_mask)) << shift
         lanes &= np.uint64(low_mask)
         lanes |= high
-    return lanes.view(np.uint8)[..., :count]
+    return lanes.view(np.uint8)[:, :count]
 
 
 def transpose(matrix: NDArray[Any]) -> NDArray[Any]:

@@ -71,6 +71,11 @@ class Scheme:
         """Whether codes are small floats and have no zero."""
         return self.book != "int"
 
+    @property
+    def by_rows(self) -> bool:
+        """Whether rows, or blocks of rows, are rounded each by itself, but for a scale of all."""
+        return self.rows > 0 and self.outer != "rows"
+
     def __str__(self) -> str:
         group = f"g{self.group_size}" if self.group_size > 0 else "channel"
         if self.rows != 1:
@@ -228,9 +233,9 @@ def rounded(values: NDArray[np.float32], dtype: str) -> NDArray[np.float32]:
 
 def joined(parts: Sequence[GroupQuant]) -> GroupQuant:
     """Rows of one matrix, a part after another: of one scheme, of one order of columns, and of one
-    scale of the whole matrix, where there is one."""
+    scale of the whole matrix, where there is one. Blocks of rows are in no two parts."""
     first = parts[0]
-    assert first.scheme.rows == 1 and all(part.outer == first.outer for part in parts)
+    assert first.scheme.rows > 0 and all(part.outer == first.outer for part in parts)
 
     def optional(found: Sequence[NDArray[Any] | None]) -> NDArray[Any] | None:
         there = [one for one in found if one is not None]

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +27,7 @@ from qtool.runs import pipeline
 from qtool.runs.progress import Progress
 from qtool.runs.sink import Sink
 from qtool.runs.summary import Summary
-from qtool.scheme import GroupQuant
+from qtool.scheme import GroupQuant, joined
 
 # Every character of a small vocabulary is a token, so that any model can have this tokenizer.
 CHARACTERS = (
@@ -120,22 +121,24 @@ def quantize(
         threads=threads,
         max_shard_bytes=max_shard_bytes,
     )
-    quants: dict[str, GroupQuant] = {}
+    parts: dict[str, list[GroupQuant]] = defaultdict(list)  # rows of each matrix, in turn
     weights: dict[str, NDArray[np.float32]] = {}
-    give, write_dense = Sink.quantized, one_block._write_dense
+    pack, write_dense = Sink.packed, one_block._write_dense
 
-    def record_quant(sink: Sink, planned: Any, quant: GroupQuant, *rest: Any) -> None:
-        quants[planned.name] = quant
-        give(sink, planned, quant, *rest)
+    def record_quant(sink: Sink, planned: Any, quant: GroupQuant) -> Any:
+        if planned.block is not None:
+            parts[planned.name].append(quant)
+        return pack(sink, planned, quant)
 
     def record_weights(plan: Any, index: int, block: Any, *rest: Any) -> None:
         weights.update({key: view.clone().numpy() for key, view in block.weights.items()})
         write_dense(plan, index, block, *rest)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Sink, "quantized", record_quant)
+        patch.setattr(Sink, "packed", record_quant)
         patch.setattr(one_block, "_write_dense", record_weights)
         summary = pipeline.run(request, Progress(quiet=True))
+    quants = {name: p[0] if len(p) == 1 else joined(p) for name, p in parts.items()}
     return Run(summary, out, quants, weights)
 
 

@@ -105,8 +105,7 @@ def test_a_tied_one_is_refused(tmp_path: Path) -> None:
 )  # fmt: skip
 @pytest.mark.parametrize("rows", [416, 384])  # the last of four parts is shorter, and is not
 def test_rows_at_a_time_are_packed_as_all_of_them(
-    format_: str, bits: int, symmetric: bool, rows: int, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    format_: str, bits: int, symmetric: bool, rows: int, tmp_path: Path
 ) -> None:  # fmt: skip
     shapes = header_files.llama() | {HEAD: (rows, 256), "model.embed_tokens.weight": (rows, 256)}
     sets = [f"format={format_}", f"weights.bits={bits}", f"weights.symmetric={symmetric}"]
@@ -126,11 +125,13 @@ def test_rows_at_a_time_are_packed_as_all_of_them(
     def packed(_: Any, quant: Any) -> Any:
         return FORMATS[format_].pack("lm_head", quant, options)
 
-    monkeypatch.setattr(by_rows, "ROWS_AT_ONCE", 128 * 256)
     calls: list[int] = []
-    found = by_rows.quantize_rows(
-        head, checkpoint, lambda part: (calls.append(len(part)), rounded(part))[1], packed
-    )
+
+    def seen(part: NDArray[np.float32]) -> Any:
+        calls.append(len(part))
+        return rounded(part)
+
+    found = by_rows.quantize_rows(head, checkpoint, seen, packed, weights=128 * 256)
     assert calls == [128, 128, 128, 32][: -(-rows // 128)]
     whole = rounded(weight)
     expected = packed(head, whole)

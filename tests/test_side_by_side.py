@@ -13,7 +13,7 @@ from qtool.verification import side_by_side
 from qtool.verification.fit import fit
 from qtool.verification.likeness import sums_of
 from qtool.verification.scaling import compare
-from qtool.verification.side_by_side import SideBySide, rows_of, rows_of_quant
+from qtool.verification.side_by_side import SideBySide, rows_of_array, rows_of_quant
 
 Floats = NDArray[np.float32]
 
@@ -52,7 +52,7 @@ def test_sums_are_those_of_whole_matrices(
     quant = rounded(weight, group_size)
     quant = reordered(quant) if with_index else quant
     stored, source = (m.astype(np.float64) for m in (dequantize(quant), weight))
-    sums = sums_of(quant, SideBySide(quant.shape, rows_of_quant(quant), rows_of(weight)))
+    sums = sums_of(quant, SideBySide(quant.shape, rows_of_quant(quant), rows_of_array(weight)))
     wanted = [source * source, source * stored, (source - stored) ** 2, source - stored]
     sizes = [float(np.abs(values).sum()) for values in wanted]
     index = quant.group_index()
@@ -77,7 +77,7 @@ def test_a_fit_is_the_same_by_one_row_at_a_time(monkeypatch: pytest.MonkeyPatch)
         np.exp(generator.normal(0, 0.5, n)).astype(np.float32) for n in (160, 96, 160)
     )
     quant = rounded(rows[:, None] * weight * columns)
-    pair = SideBySide(quant.shape, rows_of_quant(quant), rows_of(weight))
+    pair = SideBySide(quant.shape, rows_of_quant(quant), rows_of_array(weight))
     norms = {"near": columns, "far": ratio}
     whole = fit(pair, norms)
     monkeypatch.setattr(side_by_side, "_WEIGHTS", 1)
@@ -96,7 +96,7 @@ def test_numbers_that_float32_cannot_square_are_counted() -> None:
         damaged.codes, damaged.scale.astype(np.float32), damaged.zero,
     )  # fmt: skip
     damaged.scale[3, 1] = 1e30
-    found = compare("w", damaged, rows_of(weight), {})
+    found = compare("w", damaged, rows_of_array(weight), {})
     assert np.isfinite(found.error) and found.error > 1e28
     assert found.plain_error > 1e28
 
@@ -109,7 +109,7 @@ def test_memory_does_not_grow_with_the_matrix(norms: dict[str, Floats]) -> None:
         weight = normal(rows, 4096)
         quant = rounded(weight, 128)
         tracemalloc.start()
-        compare("w", quant, rows_of(weight), norms)
+        compare("w", quant, rows_of_array(weight), norms)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < 20e6 and peaks[1] - peaks[0] < 1.0 * 1536 * 4096

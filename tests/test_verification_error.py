@@ -27,7 +27,7 @@ from qtool.verification.fit import uneven
 from qtool.verification.gguf_values import TYPICAL
 from qtool.verification.run import verify_artifact
 from qtool.verification.scaling import compare, expected_error
-from qtool.verification.side_by_side import rows_of
+from qtool.verification.side_by_side import rows_of_array
 
 Floats = NDArray[np.float32]
 UP = "model.layers.1.mlp.up_proj"
@@ -46,7 +46,7 @@ def rounded(weight: Floats, bits: int = 4, symmetric: bool = False) -> GroupQuan
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_rounding_to_nearest_is_what_is_expected(bits: int, symmetric: bool) -> None:
     weight = normal(64, 256)
-    found = compare("w", rounded(weight, bits, symmetric), rows_of(weight), {})
+    found = compare("w", rounded(weight, bits, symmetric), rows_of_array(weight), {})
     assert found.expected is not None
     # Symmetric codes reach one step less far up than down, which clips a little.
     assert 0.95 < found.error / found.expected < (1.25 if symmetric else 1.05)
@@ -62,7 +62,7 @@ def test_small_floats_are_expected_by_their_steps(book: str) -> None:
     codes = encode(weight / np.repeat(scale, size, axis=1), book)
     scheme = Scheme(8 if book == "e4m3" else 4, size, True, "float32", book)
     quant = GroupQuant(scheme, codes, scale, np.zeros_like(scale, np.uint8))
-    found = compare("w", quant, rows_of(weight), {})
+    found = compare("w", quant, rows_of_array(weight), {})
     assert found.expected is not None and 0.8 < found.error / found.expected < 1.1
 
 
@@ -77,7 +77,9 @@ def test_groups_of_one_code_explain_nothing() -> None:
 def test_a_fold_into_a_norm_is_taken_out() -> None:
     weight, scales = normal(64, 256), np.exp(normal(1, 256, 1)[0] * 10).astype(np.float32)
     quant = rounded(weight * scales)
-    found = compare("w", quant, rows_of(weight), {"norm": scales, "other": scales[::-1].copy()})
+    found = compare(
+        "w", quant, rows_of_array(weight), {"norm": scales, "other": scales[::-1].copy()}
+    )
     assert found.norm == "norm" and found.plain_error > 2 * found.error
     assert found.expected is not None and found.error < 1.05 * found.expected
     assert found.columns is not None and np.array_equal(found.columns, scales)
@@ -87,7 +89,7 @@ def test_a_fold_that_is_nearly_one_factor_is_still_that_norm_s() -> None:
     weight = normal(96, 256)
     scales = (0.6 * np.exp(normal(1, 256, 1)[0])).astype(np.float32)
     quant = rounded(np.float32(1.5) * weight * scales)
-    found = compare("w", quant, rows_of(weight), {"norm": scales})
+    found = compare("w", quant, rows_of_array(weight), {"norm": scales})
     assert found.norm == "norm" and found.rows is not None
     assert float(np.median(found.rows)) == pytest.approx(1.5, rel=0.01)
     assert found.expected is not None and found.error < 1.05 * found.expected
@@ -97,7 +99,7 @@ def test_a_fold_of_rows_and_columns_is_taken_out() -> None:
     weight = normal(96, 256)
     columns = np.exp(normal(1, 256, 1)[0] * 10).astype(np.float32)
     rows = np.exp(normal(1, 96, 2)[0] * 10).astype(np.float32)
-    found = compare("w", rounded(rows[:, None] * weight * columns), rows_of(weight), {})
+    found = compare("w", rounded(rows[:, None] * weight * columns), rows_of_array(weight), {})
     assert found.columns is not None and found.rows is not None and found.norm is None
     assert uneven((found.columns / columns).astype(np.float32)) < 0.02
     assert uneven((found.rows / rows).astype(np.float32)) < 0.02
@@ -108,7 +110,7 @@ def test_zeros_off_by_one_are_counted() -> None:
     weight = normal(64, 256)
     quant = rounded(weight)
     quant.zero[:5] += 1
-    found = compare("w", quant, rows_of(weight), {})
+    found = compare("w", quant, rows_of_array(weight), {})
     assert (found.off, found.step, found.groups) == (5 * 8, 1, 64 * 8)
 
 
@@ -118,12 +120,12 @@ def test_groups_that_are_off_by_chance_are_not_counted() -> None:
     left = np.random.default_rng(1).normal(0, 1.2, quant.codes.shape) * quant.scale.repeat(32, 1)
     means = left.reshape(64, 64, 32).mean(2) / quant.scale
     assert (np.abs(means) > 0.6).sum() > 3
-    found = compare("w", quant, rows_of((dequantize(quant) + left).astype(np.float32)), {})
+    found = compare("w", quant, rows_of_array((dequantize(quant) + left).astype(np.float32)), {})
     assert (found.off, found.step) == (0, 0)
 
 
 def test_another_matrix_is_no_fold() -> None:
-    found = compare("w", rounded(normal(64, 256, 3)), rows_of(normal(64, 256)), {})
+    found = compare("w", rounded(normal(64, 256, 3)), rows_of_array(normal(64, 256)), {})
     assert found.wrong and found.error > 1.3
 
 

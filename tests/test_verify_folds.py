@@ -18,7 +18,7 @@ from qtool.verification.fit import fit
 from qtool.verification.pairs import Heads, unpaired
 from qtool.verification.run import verify_artifact
 from qtool.verification.scaling import Compared
-from qtool.verification.side_by_side import Floats, SideBySide, rows_of
+from qtool.verification.side_by_side import Floats, SideBySide, rows_of_array
 
 STATIC = ("w8a8-smoothquant-static",)
 KEYS = ("w8a8-dynamic", "transforms=[smooth-attention]")
@@ -129,7 +129,7 @@ def test_a_factor_of_all_rows_is_told_of() -> None:
 
 
 def pair(stored: Floats, source: Floats) -> SideBySide:
-    return SideBySide((len(source), source.shape[1]), rows_of(stored), rows_of(source))
+    return SideBySide((len(source), source.shape[1]), rows_of_array(stored), rows_of_array(source))
 
 
 def test_scales_of_few_rows_are_found_and_columns_that_were_rounded_away() -> None:

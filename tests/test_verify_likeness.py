@@ -6,7 +6,7 @@ import pytest
 from qtool.methods import rtn
 from qtool.scheme import Scheme
 from qtool.verification import likeness
-from qtool.verification.side_by_side import SideBySide, rows_of
+from qtool.verification.side_by_side import SideBySide, rows_of_array
 
 
 def torn(tiles: int, expected: float, gain: float = 0.0, left_there: float = 4.0) -> int:
@@ -51,6 +51,6 @@ def test_where_rounding_leaves_nothing_of_parts_none_are_told(relative: float, t
     stored[:, :128] = 7 * rng.standard_normal((256, 128))
     quant = rtn.quantize(weight, None, Scheme(2, 64, True), rtn.Options()).quant
     size = float(np.linalg.norm(weight))
-    pair = SideBySide((256, 512), rows_of(stored), rows_of(weight))
+    pair = SideBySide((256, 512), rows_of_array(stored), rows_of_array(weight))
     found = likeness.likeness(quant, likeness.sums_of(quant, pair), relative * size)
     assert found is not None and (found.torn > 0) is told

@@ -5,7 +5,7 @@
                   a block as float32 + Gram sums + the activations of a micro-batch a thread,
                   a block as float32 + Gram matrices + a matrix being rounded a thread
 
-A Setting says how much of that is there at once. Rounding to nearest holds one matrix a thread and
+A Setting says how much of that is there at once. Rounding to nearest holds some rows a thread and
 needs no forward pass; where it is rotated before, the proof of that runs each block as it was and
 as it is then. The constants below are the only measured numbers.
 """
@@ -16,6 +16,7 @@ from qtool.planning.shapes import ROWS_AT_ONCE, Block, Input, Setting, Shapes, g
 
 # Resident bytes of the process before any tensor is read.
 PLAIN_PROCESS_BYTES = 55_000_000
+ROUNDING_PROCESS_BYTES = 75_000_000
 TORCH_PROCESS_BYTES = 461_000_000
 PROVING_PROCESS_BYTES = 395_000_000  # torch and transformers, but no calibration text
 # What is kept of each byte of a calibration text while its samples are not chosen yet: 4 bytes of a
@@ -46,6 +47,9 @@ SOLVE_BYTES, FACTOR_BYTES, WHOLE = 12, 4, 2048
 PAIR_BYTES, STEP_BYTES, WIDE_STEP_BYTES = 10, 27, 22
 # Temporary bytes per weight while a matrix is rounded and packed (float32 copies, codes, words).
 ROUNDING_BYTES_PER_WEIGHT = 14
+# Where its rows are rounded some at a time: what these take, at most, and for each number of the
+# largest tensor; and what is left in memory of each thread, of a matrix as it is stored.
+ROWS_BYTES, ROWS_BYTES_PER_WEIGHT, KEPT_BYTES_OF_ROUNDED = 20_000_000, 7, 0.97
 # The same of whole-number codes whose groups are neighbours, which the kernels read back: codes,
 # what they stand for, words.
 LIGHT_BYTES_PER_WEIGHT = 6
@@ -104,11 +108,19 @@ def encoding(shapes: Shapes) -> Peak:
 
 
 def _plain_peak(shapes: Shapes, setting: Setting) -> Peak:
-    """The same of a run that rounds each tensor on its own: one a thread is there."""
-    rounding = setting.threads * shapes.quantized * ROUNDING_BYTES_PER_WEIGHT
-    each = Peak(max(rounding, 4 * shapes.largest), "one tensor for each thread")
-    most = max(each, _head(shapes, setting), key=lambda stage: stage.nbytes)
-    return Peak(PLAIN_PROCESS_BYTES + most.nbytes, most.of)
+    """The same of a run that rounds each matrix on its own: some rows a thread are there, and all
+    of what they become; then one after another is read back."""
+    rows = min(ROWS_BYTES, ROWS_BYTES_PER_WEIGHT * shapes.largest)
+    whole = setting.threads * shapes.whole * ROUNDING_BYTES_PER_WEIGHT
+    kept = int((setting.threads - 1) * shapes.quantized * KEPT_BYTES_OF_ROUNDED)
+    stages = [
+        Peak(setting.threads * rows, "some rows for each thread"),
+        Peak(whole, "one tensor for each thread"),
+        Peak(rows + shapes.back + kept, "a quantized matrix, read back"),
+        Peak(rows + shapes.head, "the quantized head, read back"),
+    ]
+    most = max(stages, key=lambda stage: stage.nbytes)
+    return Peak(ROUNDING_PROCESS_BYTES + most.nbytes, most.of)
 
 
 def _head(shapes: Shapes, setting: Setting) -> Peak:

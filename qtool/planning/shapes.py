@@ -28,8 +28,11 @@ SHORT_TOKEN = 2  # bytes of a text that a token has at least, as a rule
 PYARROW_BYTES, COPIES_OF_A_PAGE = 60_000_000, 3
 UNPACKED = 8  # bytes of a text in one of a compressed file, likewise at most
 
-# Weights of the output head that a thread rounds at once.
-ROWS_AT_ONCE = 1 << 23
+# Weights of the output head that a thread rounds at once, and of other matrices.
+ROWS_AT_ONCE, CACHED_AT_ONCE = 1 << 23, 1 << 18
+
+# Of each scale that is read back, in several types.
+_SCALE_BYTES = 16
 
 _ATTENDING = re.compile(r"(?i)[._]([qkv]|w?qkv|query_key_value|att|[qk]v?_[ab])(_proj\w*)?$")
 _LAST = re.compile(r"[._](ffn_down_exps|down_proj|w2|output_linear)")
@@ -161,6 +164,8 @@ class Shapes:
     turned: tuple[int, ...] = ()  # bytes of each tensor of no block, in float32 and as it is stored
     handed: Handed = ALONE
     head: int = 0  # bytes that reading the output head back takes, where it is quantized
+    whole: int = 0  # numbers in the largest whose rows are rounded together
+    back: int = 0  # bytes that reading the largest quantized one back takes
     heads: tuple[int, int] = (0, 0)  # weights of that or of the embedding, and bytes of both stored
     count: int = 0  # of all blocks
     slopes: int = 0  # bytes of the slopes of all matrices, where they are measured
@@ -222,6 +227,7 @@ def shapes_of(
 
     inside: dict[int, list[Planned]] = defaultdict(list)
     outside = vocabulary = quantized = largest = hidden = head = longest = stored = 0
+    whole = back = 0
     turned: list[int] = []
     matrices: list[tuple[int, ...]] = []
     floats = False
@@ -230,11 +236,14 @@ def shapes_of(
         largest = max(largest, tensor.parameters)
         matrices.append(tensor.shape)
         if tensor.scheme is not None and tensor.block is None:
-            head = max(head, tensor.parameters * (6 + tensor.scheme.bits) // 2)
+            head = max(head, read_back(tensor))
             longest = max(longest, tensor.parameters)
             stored += tensor.parameters * (1 + tensor.scheme.bits) // 8
         elif tensor.scheme is not None:
             quantized = max(quantized, tensor.parameters)
+            back = max(back, read_back(tensor))
+            if not tensor.scheme.by_rows:
+                whole = max(whole, tensor.parameters)
         if tensor.block is not None:
             inside[tensor.block].append(tensor)
         elif len(tensor.shape) == 2:
@@ -289,6 +298,8 @@ def shapes_of(
         outside=outside,
         largest=largest,
         quantized=quantized,
+        whole=whole,
+        back=back,
         blocks=tuple(blocks),
         grams=grams,
         chained=recipe.shares_scales,
@@ -308,6 +319,13 @@ def shapes_of(
         count=len(inside),
         slopes=slope_bytes(matrices),
     )
+
+
+def read_back(tensor: "Planned") -> int:
+    """Bytes that it takes to read a quantized matrix back: codes, words twice, and scales."""
+    assert tensor.scheme is not None
+    rows, columns = tensor.scheme.grid(tensor.shape)
+    return tensor.parameters * (4 + tensor.scheme.bits) // 4 + _SCALE_BYTES * rows * columns
 
 
 def groups(shapes: Shapes, block: Block, setting: Setting) -> int:

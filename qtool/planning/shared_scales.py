@@ -63,6 +63,11 @@ class SharedScales:
                 self._found[key] = max(self._top(part, block) for part in self._parts[key])
             return self._found[key]
 
+    def largest_of_all(self, planned: Planned) -> float:
+        """largest(), of the matrix alone where it shares its scale with no other."""
+        found = self.largest(planned)
+        return self._top(planned, None) if found is None else found
+
     def _top(self, planned: Planned, block: Mapping[str, torch.Tensor] | None) -> float:
         if block is not None and planned.name in block:
             return float(block[planned.name].abs().max())

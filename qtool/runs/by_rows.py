@@ -1,9 +1,9 @@
-"""The output head, as long as a vocabulary: read, rounded and packed some rows at a time, so that
-it is in memory as the file will have it, and no more of it."""
+"""A matrix whose rows are quantized each by itself: read, rounded and packed some rows at a time,
+so that it is in memory as the file will have it, and no more of it."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from math import sqrt
+from math import lcm, sqrt
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from qtool.recipe.recipe import Recipe
 from qtool.runs import layer_errors
 from qtool.runs.sink import check_values
 from qtool.scheme import GroupQuant, Scheme
+from qtool.streaming.weights import Rows
 
 if TYPE_CHECKING:
     from qtool.streaming.device import Device
@@ -48,22 +49,29 @@ def quantize_rows(
     make: Callable[[Floats], GroupQuant],
     pack: Callable[[Planned, GroupQuant], Mapping[str, NDArray[Any]]],
     each: Each = map,
+    read: Rows | None = None,
+    weights: int = ROWS_AT_ONCE,
 ) -> Rounded:
-    """A matrix whose scales are each of one row. make: quantizes some rows [n, in]. pack: what a
-    format stores of them.
+    """A matrix whose scales are each of one row, or of a few. make: quantizes some rows [n, in].
+    pack: what a format stores of them. read: the rows, where parts of the checkpoint are not as
+    good. weights: how many are worked on together.
 
     SourceError where a weight is not finite.
     """
     scheme, (rows, columns) = planned.action, planned.shape
-    assert isinstance(scheme, Scheme) and scheme.rows == 1
-    step = max(1, ROWS_AT_ONCE // columns // _TOGETHER) * _TOGETHER
+    assert isinstance(scheme, Scheme) and scheme.rows > 0
+    together = lcm(_TOGETHER, scheme.rows)
+    step = max(1, weights // columns // together) * together
     reported = np.linspace(0, rows - 1, min(_REPORTED, rows)).astype(np.int64)
     whole: list[_Whole] = []
 
     def work(first: int) -> tuple[float, float, Floats, Floats]:
         last = min(rows, first + step)
-        shape = (last - first, columns)
-        weight = to_float32(checkpoint.part(planned.name, first, last), planned.dtype, shape)
+        if read is None:
+            raw = checkpoint.part(planned.name, first, last)
+            weight = to_float32(raw, planned.dtype, (last - first, columns))
+        else:
+            weight = read(first, last)
         file = checkpoint.file_of(planned.name)
         check_values(weight.reshape(-1), first * columns, planned, file)
         with methods.named(planned.name):

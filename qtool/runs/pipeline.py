@@ -26,10 +26,11 @@ from qtool.planning.experts import as_quantized
 from qtool.planning.notes import unread
 from qtool.planning.plan import MAX_SHARD_BYTES, Plan, make_plan
 from qtool.planning.planned import Planned
+from qtool.planning.shapes import CACHED_AT_ONCE, ROWS_AT_ONCE
 from qtool.planning.shared_scales import SharedScales
 from qtool.remarks import line
 from qtool.runs import layer_errors, modelcard, provenance, resume
-from qtool.runs.by_rows import nearest, quantize_rows
+from qtool.runs.by_rows import quantize_rows
 from qtool.runs.digests import add_digests
 from qtool.runs.journal import Journal
 from qtool.runs.outcome import Outcome
@@ -42,6 +43,7 @@ from qtool.runs.watched import marks
 from qtool.runs.workspace import Workspace, check_begun, check_free, workspace
 from qtool.scheme import Dropped, GroupQuant, Scheme
 from qtool.streaming.allocator import give_back
+from qtool.streaming.weights import rows_of
 from qtool.texts.calibration import check_length
 
 if TYPE_CHECKING:
@@ -241,8 +243,8 @@ def _quantize_each(
         if not isinstance(planned.action, Scheme):
             sink.dense(planned)
             return None
-        if planned.block is None:
-            return _head(request, planned, checkpoint, sink)
+        if planned.action.by_rows:
+            return _by_rows(request, planned, checkpoint, shared, sink)
         options = rtn.Options(request.recipe.clips, shared.largest(planned))
         weight = checkpoint.float32(planned.name)
         check_values(weight.reshape(-1), 0, planned, checkpoint.file_of(planned.name))
@@ -279,12 +281,28 @@ def _quantize_each(
     return Outcome(layers=[layer for one in done.values() if one for layer in one.layers])
 
 
-def _head(request: Request, planned: Planned, checkpoint: Checkpoint, sink: Sink) -> LayerReport:
-    """Round the output head to nearest and write it."""
+def _by_rows(
+    request: Request, planned: Planned, checkpoint: Checkpoint, shared: SharedScales, sink: Sink
+) -> LayerReport:
+    """Round a matrix to nearest and write it, some rows in memory at a time; of the head, which is
+    as long as a vocabulary, a view makes no more than these, either."""
     scheme = planned.action
     assert isinstance(scheme, Scheme)
-    rounded = partial(nearest, scheme=scheme, recipe=request.recipe, device=request.device)
-    found = quantize_rows(planned, checkpoint, rounded, sink.packed)
+    largest = shared.largest_of_all(planned) if scheme.is_float and scheme.outer else None
+    options = rtn.Options(request.recipe.clips, largest)
+    rounding = rtn.rounding_on(request.device)
+
+    def rounded(weight: NDArray[np.float32]) -> GroupQuant:
+        return rtn.quantize(weight, None, scheme, options, 1, rounding).quant
+
+    found = quantize_rows(
+        planned,
+        checkpoint,
+        rounded,
+        sink.packed,
+        read=None if planned.block is None else rows_of(checkpoint, planned.name),
+        weights=CACHED_AT_ONCE if request.device is None else ROWS_AT_ONCE,
+    )
     sink.plain(found.arrays)
     return LayerReport(planned.name, str(scheme), found.error, WEIGHTS, found.coarseness)
 

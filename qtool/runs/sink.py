@@ -1,9 +1,10 @@
 """Where finished tensors go: packed by the recipe's format and written into the planned place."""
 
 import json
+import math
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from qtool.record import FILE_NAME
 from qtool.runs.staging import clear_beside
 from qtool.scheme import Dense, GroupQuant, Scheme
 
-_CHECKED_AT_ONCE = 1 << 20  # elements
+_READ_AT_ONCE = 1 << 22  # bytes
 
 
 @dataclass(frozen=True)
@@ -82,11 +83,22 @@ class Sink:
     def dense(self, planned: Planned, values: NDArray[np.float32] | None = None) -> None:
         """Write a tensor in its own dtype: as the source has it, or with new values."""
         if values is None:
-            raw = self.checkpoint.raw(planned.name)
-            check_finite(raw, planned, self.checkpoint.file_of(planned.name))
+            self.writer.add_parts(planned.name, self._parts(planned))
         else:
-            raw = from_float32(values, planned.dtype, planned.name)
-        self.writer.add(planned.name, raw)
+            self.writer.add(planned.name, from_float32(values, planned.dtype, planned.name))
+
+    def _parts(self, planned: Planned) -> Iterator[NDArray[np.uint8]]:
+        """The source's bytes of a tensor, each number looked at."""
+        name, size = planned.name, self.checkpoint.tensors[planned.name].nbytes
+        width = size // max(1, math.prod(planned.shape))
+        for start in range(0, size, _READ_AT_ONCE):
+            stop = min(size, start + _READ_AT_ONCE)
+            whole = size <= _READ_AT_ONCE
+            raw = self.checkpoint.raw(name) if whole else self.checkpoint.stretch(name, start, stop)
+            if planned.dtype in FLOAT_DTYPES:
+                values = to_float32(raw, planned.dtype, (raw.size // width,))
+                check_values(values, start // width, planned, self.checkpoint.file_of(name))
+            yield raw
 
     def plain(self, tensors: Mapping[str, NDArray[Any]]) -> None:
         """Write planned tensors as they are: packed, or such as no tensor of the source becomes."""
@@ -183,20 +195,9 @@ def _dense_linears(tensors: Sequence[Planned]) -> tuple[str, ...]:
     return (*matrices, *dict.fromkeys(stacks))
 
 
-def check_finite(raw: NDArray[np.uint8], planned: Planned, where: Path) -> None:
-    """SourceError naming the first NaN or infinity of a float tensor's bytes."""
-    if planned.dtype not in FLOAT_DTYPES or not raw.size:
-        return
-    width = raw.size // max(1, int(np.prod(planned.shape, dtype=np.int64)))
-    step = _CHECKED_AT_ONCE * width
-    for start in range(0, raw.size, step):
-        part = raw[start : start + step]
-        values = to_float32(part, planned.dtype, (part.size // width,))
-        check_values(values, start // width, planned, where)
-
-
 def check_values(values: NDArray[np.float32], start: int, planned: Planned, where: Path) -> None:
-    """The same for values [n], which stand in the tensor from position `start` on."""
+    """SourceError naming the first NaN or infinity of values [n], which stand in the tensor from
+    position `start` on."""
     finite = np.isfinite(values)
     if not finite.all():
         first = int(np.argmin(finite))

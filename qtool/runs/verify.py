@@ -22,6 +22,8 @@ from qtool.scheme import GroupQuant, Scheme
 from qtool.verification.matrix import Measured, measure
 from qtool.verification.written import check_written
 
+_AT_ONCE = 1 << 22  # bytes
+
 
 @dataclass(frozen=True)
 class Report:
@@ -46,19 +48,36 @@ def verify(folder: Path, plan: Plan, checksums: Mapping[str, int]) -> Report:
     nbytes = 0
     matrices: list[Measured] = []
     for planned in plan.tensors:
-        if isinstance(planned.action, Scheme):
-            quant = _check_matrix(artifact, planned, planned.action)
-            matrices.append(measure(artifact, artifact.entries[planned.name], quant))
-        for spec in planned.outputs:
-            raw = artifact.checkpoint.raw(spec.name)
-            nbytes += raw.size
-            if zlib.crc32(raw.data) != checksums.get(spec.name):
-                raise FormatError(
-                    f"{artifact.checkpoint.file_of(spec.name)}: tensor {spec.name!r} reads back "
-                    "with other bytes than were written; the disk or the memory is faulty"
-                )
+        if (found := _measured(artifact, planned)) is not None:
+            matrices.append(found)
+        nbytes += _read_again(artifact, planned, checksums)
     check_written(folder, artifact, matrices)
     return Report(len(artifact.checkpoint.tensors), len(matrices), nbytes)
+
+
+def _measured(artifact: Artifact, planned: Planned) -> Measured | None:
+    """What is in a quantized matrix; None of another tensor."""
+    if not isinstance(planned.action, Scheme):
+        return None
+    quant = _check_matrix(artifact, planned, planned.action)
+    return measure(artifact, artifact.entries[planned.name], quant)
+
+
+def _read_again(artifact: Artifact, planned: Planned, checksums: Mapping[str, int]) -> int:
+    """The bytes that are stored of a tensor, a part in memory at a time."""
+    nbytes = 0
+    for spec in planned.outputs:
+        size, found = artifact.checkpoint.tensors[spec.name].nbytes, 0
+        for start in range(0, size, _AT_ONCE):
+            part = artifact.checkpoint.stretch(spec.name, start, min(size, start + _AT_ONCE))
+            found = zlib.crc32(part.data, found)
+        nbytes += size
+        if found != checksums.get(spec.name):
+            raise FormatError(
+                f"{artifact.checkpoint.file_of(spec.name)}: tensor {spec.name!r} reads back "
+                "with other bytes than were written; the disk or the memory is faulty"
+            )
+    return nbytes
 
 
 def _compare_layout(artifact: Artifact, plan: Plan) -> None:

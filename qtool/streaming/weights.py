@@ -1,13 +1,18 @@
 """What a forward pass reads a model from: a checkpoint, or something that can be seen as one."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from qtool.checkpoints.checkpoint import Checkpoint
+from qtool.formats.safetensors_file import to_float32
 from qtool.formats.safetensors_header import TensorInfo
+from qtool.native.floats import from_bfloat16, from_float16
+
+Rows = Callable[[int, int], NDArray[np.float32]]  # of a matrix, from the first row to the last
 
 
 class Weights(Protocol):
@@ -43,3 +48,24 @@ class Weights(Protocol):
 
     def float32(self, name: str) -> NDArray[np.float32]:
         """A float tensor as float32, of its own shape."""
+
+
+def rows_of(source: Weights, name: str) -> Rows:
+    """The rows of a float matrix as float32. Of a view, which may have to make more of it than is
+    asked for, the whole is kept in its own dtype."""
+    info = source.tensors[name]
+    whole = None if type(source) is Checkpoint else source.array(name)
+
+    def rows(first: int, last: int) -> NDArray[np.float32]:
+        if whole is None:
+            raw = source.part(name, first, last)
+        else:
+            raw = np.ascontiguousarray(whole[first:last]).reshape(-1).view(np.uint8)
+        shape = (last - first, *info.shape[1:])
+        if info.dtype == "BF16":
+            return from_bfloat16(raw.view(np.uint16).reshape(shape), threads=1)
+        if info.dtype == "F16":
+            return from_float16(raw.view(np.float16).reshape(shape), threads=1)
+        return to_float32(raw, info.dtype, shape)
+
+    return rows

@@ -9,6 +9,7 @@ from qtool.artifacts.stored_config import quantization_config
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.formats.compressed_tensors_transforms import KEY
 from qtool.formats.safetensors_file import FLOAT_DTYPES
+from qtool.streaming.weights import rows_of
 from qtool.verification import config, made_up, pruned
 from qtool.verification.biases import as_its_rows
 from qtool.verification.exact import only_scaled
@@ -25,8 +26,7 @@ from qtool.verification.side_by_side import (
     Floats,
     SideBySide,
     norm,
-    rows_of,
-    rows_of_source,
+    rows_of_array,
     scaled,
     square_of,
 )
@@ -88,7 +88,7 @@ def dense_compared(
             continue
         left = plain / norm(old) if norm(old) else math.inf
         if old.ndim == 2:
-            pair = SideBySide((len(old), old.shape[1]), rows_of(new), rows_of(old))
+            pair = SideBySide((len(old), old.shape[1]), rows_of_array(new), rows_of_array(old))
             found = fit(pair, norms.get(block_of(subject, name), {}))
             left = found.left / max(norm(scaled(old, found.columns, found.rows)), 1e-30)
             if left <= _ROUNDING:
@@ -171,8 +171,8 @@ def _only_cast(subject: Subject, name: str) -> bool:
     kinds = entry.dtype, source.tensors[name].dtype
     if kinds[0] == kinds[1] or len(entry.shape) != 2:
         return False
-    stored = rows_of_source(subject.artifact.checkpoint, entry.stored[0])
-    pair = SideBySide((entry.shape[0], entry.shape[1]), stored, rows_of_source(source, name))
+    stored = rows_of(subject.artifact.checkpoint, entry.stored[0])
+    pair = SideBySide((entry.shape[0], entry.shape[1]), stored, rows_of(source, name))
     lost = whole = 0.0
     for _, new, old in pair.pieces():
         if others(new, old, kinds).any():
@@ -314,8 +314,8 @@ def _rotated(subject: Subject) -> str:
     if source.tensors[entry.name].shape != entry.shape:
         return ""
     some = min(entry.shape[0], 4096)
-    old = rows_of_source(source, entry.name)(0, some)
-    new = rows_of_source(subject.artifact.checkpoint, entry.stored[0])(0, some)
+    old = rows_of(source, entry.name)(0, some)
+    new = rows_of(subject.artifact.checkpoint, entry.stored[0])(0, some)
     before, after = np.linalg.norm(old, axis=1), np.linalg.norm(new, axis=1)
     turned = norm(old - new) > 0.5 * norm(old) and norm(before - after) < 0.02 * norm(before)
     return "the embedding has the source's norms and other directions" if turned else ""

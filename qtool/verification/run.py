@@ -21,6 +21,7 @@ from qtool.native.library import default_threads
 from qtool.record import is_statistics
 from qtool.runs.progress import Progress
 from qtool.scheme import GroupQuant, Scheme
+from qtool.streaming.weights import rows_of
 from qtool.verification import (
     attention,
     biases,
@@ -47,7 +48,7 @@ from qtool.verification.finding import Finding, Verdict
 from qtool.verification.matrix import Measured, measure
 from qtool.verification.one_by_one import one_by_one as source_one_by_one
 from qtool.verification.scaling import Compared, compare
-from qtool.verification.side_by_side import Floats, rows_of_source
+from qtool.verification.side_by_side import Floats
 from qtool.verification.stated import CHECK as STATED
 from qtool.verification.stated import check_stated, statement_of
 from qtool.verification.subject import Subject, subject_of
@@ -265,7 +266,7 @@ def _measure_all(
             return
         if tuple(source.tensors[entry.name].shape) == entry.shape:
             near = norms.get(folds.block_of(subject, entry.name), {})
-            compared[number] = compare(entry.name, quant, rows_of_source(source, entry.name), near)
+            compared[number] = compare(entry.name, quant, rows_of(source, entry.name), near)
 
     def steps(count: int) -> Iterable[int]:
         return range(count) if progress is None else progress.blocks(count, "step")

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from qtool.formats.float_codes import TABLES
 from qtool.scheme import GroupQuant
+from qtool.streaming.weights import Rows
 from qtool.verification.fit import Fit, fit
 from qtool.verification.likeness import Likeness, Sums, counts_of, likeness, sums_of
 from qtool.verification.matrix import group_means
@@ -17,7 +18,6 @@ from qtool.verification.pruned import Fours
 from qtool.verification.side_by_side import (
     MOST_ROWS,
     Floats,
-    Rows,
     SideBySide,
     rows_of_quant,
     square_of,

@@ -1,22 +1,18 @@
 """What is stored of a matrix, Q, beside its source, W: a few of their rows at a time are in memory
 as float32, however large they are."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import gcd
 
 import numpy as np
 from numpy.typing import NDArray
 
-from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.dequantize import dequantize
-from qtool.formats.safetensors_file import to_float32
-from qtool.native.floats import from_bfloat16, from_float16
 from qtool.scheme import GroupQuant
-from qtool.streaming.weights import Weights
+from qtool.streaming.weights import Rows
 
 Floats = NDArray[np.float32]
-Rows = Callable[[int, int], Floats]  # from the first row to the last
 
 MOST_ROWS = 256
 _WEIGHTS = 1 << 18  # at once, which caches hold
@@ -60,7 +56,7 @@ def scaled(weight: Floats, columns: Floats | None, rows: Floats | None) -> Float
     return found if rows is None else rows[:, None] * found
 
 
-def rows_of(matrix: Floats) -> Rows:
+def rows_of_array(matrix: Floats) -> Rows:
     """The rows of what is in memory."""
     return lambda first, last: matrix[first:last]
 
@@ -68,27 +64,6 @@ def rows_of(matrix: Floats) -> Rows:
 def rows_of_quant(quant: GroupQuant) -> Rows:
     """The rows of a quantized matrix, dequantized."""
     return lambda first, last: dequantize(quant.rows(slice(first, last)))
-
-
-def rows_of_source(source: Weights, name: str) -> Rows:
-    """The rows of a float matrix. Of a view, which may have to make more of it than is asked for,
-    the whole is kept in its own dtype."""
-    info = source.tensors[name]
-    whole = None if type(source) is Checkpoint else source.array(name)
-
-    def rows(first: int, last: int) -> Floats:
-        if whole is None:
-            raw = source.part(name, first, last)
-        else:
-            raw = np.ascontiguousarray(whole[first:last]).reshape(-1).view(np.uint8)
-        shape = (last - first, *info.shape[1:])
-        if info.dtype == "BF16":
-            return from_bfloat16(raw.view(np.uint16).reshape(shape), threads=1)
-        if info.dtype == "F16":
-            return from_float16(raw.view(np.float16).reshape(shape), threads=1)
-        return to_float32(raw, info.dtype, shape)
-
-    return rows
 
 
 def sums_of_products(
