@@ -136,16 +136,17 @@ class Apart(Checkpoint):
             return super().part(name, first, last)
         stored, (_, rows) = source.stored, self.tensors[name].shape
         width = stored.nbytes // prod(stored.shape)
-        found = np.empty((last - first, rows, width), np.uint8)
+        # As whole numbers: byte by byte it takes seven times as long.
+        found = np.empty((last - first, rows), f"u{width}")
         step = max(1, _BAND_BYTES * rows // stored.nbytes)
         begin, end = source.first + first, source.first + last
         for start in range(0, rows, step):
             stop = min(start + step, rows)
             row = stored.nbytes // rows
             span = replace(stored, start=stored.start + start * row, end=stored.start + stop * row)
-            band = st.read_range(self.file_of(name), span).reshape(stop - start, -1, width)
-            found[:, start:stop] = band[:, begin:end].swapaxes(0, 1)
-        return found.reshape(-1)
+            band = st.read_range(self.file_of(name), span).view(found.dtype)
+            found[:, start:stop] = band.reshape(stop - start, -1)[:, begin:end].T
+        return found.reshape(-1).view(np.uint8)
 
     def stretch(self, name: str, start: int, stop: int) -> NDArray[np.uint8]:
         """The bytes of a tensor from `start` to `stop`."""
