@@ -67,6 +67,25 @@ def test_a_config_that_means_the_decoder_alone(tmp_path: Path) -> None:
     assert not said(tmp_path, packed(4) | DENSE, config)
 
 
+@pytest.mark.parametrize(
+    "table",
+    [
+        "audio_tower.audio_bos_eos_token",  # Qwen2.5-Omni
+        "encoder.layers.0.attn.rel_pos_emb",  # Granite Speech
+        "vision_tower.encoder.layers.0.attention.relative_attention_bias",  # as T5 has it
+        "audio_embed.encoder.relative_attention_bias_layer.bias_values",  # Phi-4
+        "talker.code_predictor.model.codec_embedding.3",  # Qwen3-Omni
+        "vqmodel.quantize.codebook",
+    ],
+)
+def test_tables_are_no_layers(table: str, tmp_path: Path) -> None:
+    """What is looked up by rows is not asked for codes; what is multiplied with is."""
+    linear = f"{table.rpartition('.')[0]}.pos_proj"
+    tensors: Tensors = {f"{name}.weight": ("BF16", (64, 64)) for name in (table, TOWER, linear)}
+    ((_, message),) = said(tmp_path, packed(4) | tensors, compressed())
+    assert {*message.partition(" are not quantized")[0].split(", ")} == {TOWER, linear}
+
+
 def test_a_model_that_does_not_see(tmp_path: Path) -> None:
     """What is beside its decoder is nobody's tower."""
     assert not said(tmp_path, packed(4) | {"score.dense.weight": ("BF16", (64, 64))}, compressed())

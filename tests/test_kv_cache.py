@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import arch_models
+import gguf_models
 import numpy as np
 import pytest
 import quantizing
@@ -22,6 +23,7 @@ from qtool.planning.plan import make_plan
 from qtool.quality import activations
 from qtool.quality.engine_inputs import declared
 from qtool.recipe import recipe as recipes
+from qtool.streaming.skeleton import Skeleton
 from qtool.texts.calibration import calibration_tokens
 from qtool.verification.run import verify_artifact
 
@@ -193,6 +195,30 @@ def test_verify_knows_the_scales(text: Path, tmp_path: Path) -> None:
     (out / "config.json").write_text(json.dumps(config))
     (finding,) = but_digests(verify_artifact(out, engine="vllm").findings)
     assert finding.check == "engine-kv-cache" and "8-bit float" in finding.message
+
+
+@pytest.mark.parametrize("name", ["gpt-oss", "gemma2"])
+def test_attention_that_is_not_one_call_is_told_by_a_plan(name: str, tmp_path: Path) -> None:
+    """Sinks, and logits that are capped: headers and config.json tell them."""
+    source = Checkpoint.open(gguf_models.build(name, tmp_path / "model"))
+    with pytest.raises(UnsupportedError, match=r"self_attn: attention of this model is not one"):
+        make_plan(recipes.load("kv-fp8"), source)
+
+
+def test_attention_that_is_not_one_call_is_told_before_the_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the class alone tells it: no block is read, and nothing is left."""
+    source = quantizing.add_tokenizer(gguf_models.build("bloom", tmp_path / "model"))
+    assert make_plan(recipes.load("kv-fp8"), Checkpoint.open(source)).cache
+
+    def embedding(*_: object, **__: object) -> None:
+        raise AssertionError("a text passes through the model")
+
+    monkeypatch.setattr(Skeleton, "embed", embedding)
+    with pytest.raises(UnsupportedError, match=r"self_attention: attention .* remove kv_cache"):
+        quantizing.quantize(source, "kv-fp8", tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 def test_what_cannot_be_is_refused(text: Path, tmp_path: Path) -> None:

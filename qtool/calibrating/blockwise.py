@@ -28,6 +28,7 @@ from qtool.calibrating.tuning import Tuning
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import SourceError
 from qtool.fitting.ends import Ends
+from qtool.planning.cache import unmeasurable
 from qtool.planning.plan import Plan
 from qtool.planning.shared_scales import SharedScales
 from qtool.recipe.file import said_of
@@ -144,13 +145,16 @@ def _taken_up(run: Run, space: Workspace, more: bool) -> list[Outcome]:
 
 
 def open_skeleton(checkpoint: Checkpoint, plan: Plan) -> Skeleton:
-    """The model without weights; SourceError where it and the plan see different blocks."""
+    """The model without weights; SourceError where it and the plan see different blocks,
+    UnsupportedError where the plan has scales of keys and values that cannot be measured."""
     skeleton = Skeleton.open(checkpoint)
     if skeleton.count != plan.blocks.count:
         raise SourceError(
             f"{checkpoint.path}: the model class has {skeleton.count} blocks, the tensors "
             f"{plan.blocks.count} ({plan.blocks}); config.json and the tensors disagree"
         )
+    if plan.cache and not skeleton.one_call:
+        raise unmeasurable(next(iter(plan.cache.values())).attention)
     return skeleton
 
 

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from qtool.errors import SourceError, UnsupportedError
-from qtool.planning.cache import Kept
+from qtool.planning.cache import Kept, unmeasurable
 from qtool.streaming.stream import LoadedBlock, Stream
 from qtool.streaming.torch_calls import TorchCalls
 from qtool.streaming.workers import Workers
@@ -83,10 +83,7 @@ def advance_and_measure(
         if advance:
             stream.hidden[number] = output
         if not seen.found:
-            raise UnsupportedError(
-                f"{kept.attention}: attention of this model is not one call, so its keys and "
-                "values cannot be measured; remove kv_cache from the recipe"
-            )
+            raise unmeasurable(kept.attention)
         return _most(seen.found)
 
     largest = _most(workers.map(step, range(len(stream.hidden))))

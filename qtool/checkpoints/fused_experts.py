@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.checkpoints.layer_names import experts_of
+from qtool.checkpoints.single_experts import Stacked
 from qtool.errors import UnsupportedError
 from qtool.formats import safetensors_file as st
 from qtool.formats.mxfp4_experts import misnamed
@@ -118,7 +119,7 @@ def matrices(
 
 
 @dataclass(frozen=True)
-class Apart(Checkpoint):
+class Apart(Stacked):
     """See Checkpoint. Some matrices are columns of what lies in the files."""
 
     columns: Mapping[str, Columns] = field(default_factory=dict, repr=False)
@@ -136,16 +137,17 @@ class Apart(Checkpoint):
             return super().part(name, first, last)
         stored, (_, rows) = source.stored, self.tensors[name].shape
         width = stored.nbytes // prod(stored.shape)
-        found = np.empty((last - first, rows, width), np.uint8)
+        # As whole numbers: byte by byte it takes seven times as long.
+        found = np.empty((last - first, rows), f"u{width}")
         step = max(1, _BAND_BYTES * rows // stored.nbytes)
         begin, end = source.first + first, source.first + last
         for start in range(0, rows, step):
             stop = min(start + step, rows)
             row = stored.nbytes // rows
             span = replace(stored, start=stored.start + start * row, end=stored.start + stop * row)
-            band = st.read_range(self.file_of(name), span).reshape(stop - start, -1, width)
-            found[:, start:stop] = band[:, begin:end].swapaxes(0, 1)
-        return found.reshape(-1)
+            band = st.read_range(self.file_of(name), span).view(found.dtype)
+            found[:, start:stop] = band.reshape(stop - start, -1)[:, begin:end].T
+        return found.reshape(-1).view(np.uint8)
 
     def stretch(self, name: str, start: int, stop: int) -> NDArray[np.uint8]:
         """The bytes of a tensor from `start` to `stop`."""
@@ -169,24 +171,29 @@ def apart(
     }
     if not split:
         return checkpoint
-    if type(checkpoint) not in (Checkpoint, Apart):  # what a view makes lies in no file
+    if type(checkpoint) not in (Checkpoint, Stacked, Apart):  # what a view makes lies in no file
         raise UnsupportedError(
             f"{checkpoint.path}: {next(iter(split))} holds fused experts, which are taken apart as "
             "they lie in a plain checkpoint; make one first, with `qtool convert MODEL --to hf`"
         )
+    stacks = dict(checkpoint.stacks) if isinstance(checkpoint, Stacked) else {}
     tensors: dict[str, TensorInfo] = {}
     files: dict[str, Path] = {}
     columns: dict[str, Columns] = {}
     for name, info in checkpoint.tensors.items():
         pieces = _pieces(split[name], info) if name in split else [(info, None)]
+        singles = stacks.pop(name, ()) if name in split else ()
         for piece, source in pieces:
             tensors[piece.name] = piece
             files[piece.name] = checkpoint.file_of(name)
-            if source is not None:
+            if source is not None and not singles:
                 columns[piece.name] = source
+        for (piece, _), single in zip(pieces, singles, strict=False):  # one an expert
+            tensors[piece.name] = replace(single.info, name=piece.name)
+            files[piece.name] = single.file
     return Apart(
         checkpoint.path, checkpoint.config, tensors, checkpoint.metadata, checkpoint.files, files,
-        checkpoint.readable, columns,
+        checkpoint.readable, stacks, columns,
     )  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 Engines fuse some linear layers into one when they load, and look the result up under the fused
 name; they take all experts of a block as one layer, `...experts`; and they know the output head
-by its name.
+by its name. Beside the decoder a name tells, too, what is no linear layer.
 """
 
 import re
@@ -18,6 +18,11 @@ FUSED = (
 _HEADS = ("lm_head", "embed_out", "output")
 _EXPERT = re.compile(r"(.*\bexperts)\.(\d{1,6})\..+")
 _DIGITS = 6
+# Of positions, of how far two of them are apart, of special tokens, of codes. Lists have numbers.
+_TABLES = re.compile(
+    r"(.*[._])?(emb|embs|embeddings?|tokens?|codebooks?|table|bias|bias_values|pe_[kv]|shared)"
+    r"(\.\d{1,6})?"
+)
 
 
 def is_head(module: str) -> bool:
@@ -26,6 +31,12 @@ def is_head(module: str) -> bool:
     # Parts of other models have some of these, too.
     alone = last in ("head", "output_projection") and len(parents) < 2
     return (alone or last in _HEADS) and not any(part.isdecimal() for part in parents)
+
+
+def is_table(module: str) -> bool:
+    """Whether rows of a matrix are looked up, and no linear layer multiplies with it, by the name
+    of its module; of what is outside of the blocks."""
+    return _TABLES.fullmatch(module) is not None
 
 
 def number_of(part: str) -> int | None:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.checkpoints.fused_experts import well_named
+from qtool.checkpoints.single_experts import stacked
 from qtool.errors import UnsupportedError
 
 _RELEASED = "mxfp4"
@@ -12,7 +13,7 @@ _RELEASED = "mxfp4"
 def opened(path: Path, requantize: bool) -> Checkpoint:
     """The checkpoint or, with --requantize, the view of one that is quantized. gpt-oss as it is
     released stays as it is: GGUF recipes keep its experts."""
-    checkpoint = well_named(Checkpoint.open(path))
+    checkpoint = stacked(well_named(Checkpoint.open(path)))
     if not requantize:
         return checkpoint
     if _format(checkpoint) in ("dense", _RELEASED):

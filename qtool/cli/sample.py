@@ -31,6 +31,7 @@ def sample(
     again for every token.
     """
     from qtool import api
+    from qtool.planning.advised import calibrated
     from qtool.runs.progress import Progress
 
     found = api.sample(
@@ -53,7 +54,9 @@ def sample(
             f"{size(found.size_bytes)}, {found.seconds:.1f} s"
         )
     )
-    more = "" if samples == 128 else f" --samples {samples}"
-    more += "" if length == 512 else f" --length {length}"
-    asked = f"{shlex.quote(model)} --recipe w4g128-awq-gptq --calibration {shlex.quote(str(out))}"
-    typer.echo(printable(f"next: qtool quantize {asked}{more}"))
+    if (advised := calibrated(model)) is None:
+        return
+    words = [model, *advised, "--calibration", str(out)]
+    words += [] if samples == 128 else ["--samples", str(samples)]
+    words += [] if length == 512 else ["--length", str(length)]
+    typer.echo(printable(f"next: qtool quantize {shlex.join(words)}"))

@@ -16,6 +16,7 @@ from typing import Any
 from qtool.calibrating.stats_file import StatsFile
 from qtool.checkpoints.checkpoint import Checkpoint, hash_file
 from qtool.checkpoints.fused_experts import all_apart
+from qtool.checkpoints.source import opened
 from qtool.errors import QtoolError, UnsupportedError
 from qtool.gguf.imatrix import read_importance
 from qtool.gguf.open import is_gguf
@@ -215,7 +216,7 @@ def statistics_bytes(checkpoint: Checkpoint, needs: frozenset[str]) -> int:
 
 def _check_space(stats: Path, source: Path, needs: frozenset[str]) -> None:
     out = stats.parents[2]
-    wanted, free = statistics_bytes(all_apart(Checkpoint.open(source)), needs), free_bytes(stats)
+    wanted, free = statistics_bytes(all_apart(opened(source, False)), needs), free_bytes(stats)
     if free < wanted:
         raise UnsupportedError(
             f"{out}: the statistics that these recipes share need {wanted:,} bytes, and its disk "

@@ -5,6 +5,10 @@
 They are planned from names and config.json: the attention of a block is the module that holds the
 projection of its keys. Blocks without one (linear attention, state spaces) keep no keys, and get no
 scales. The names and shapes are those that compressed-tensors writes and vLLM reads.
+
+Keys and values are measured in the one call that computes attention (torch's
+scaled_dot_product_attention). Attention with sinks (gpt-oss) or with capped logits (Gemma 2) has no
+such call, which headers and config.json tell; of the rest the class of the model tells it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,6 +23,8 @@ from qtool.formats.safetensors_file import TensorSpec
 _KEYS = ("k_proj", "qkv_proj", "query_key_value", "Wqkv", "W_pack", "c_attn", "wqkv", "qkv",
          "att_proj")  # fmt: skip
 _LATENT = ("kv_a_proj_with_mqa", "kv_b_proj")
+_SINKS = ("sinks", "attention_sink_bias")
+_CAPPED = "attn_logit_softcapping"
 
 
 @dataclass(frozen=True)
@@ -79,12 +85,24 @@ def attention_of(names: Iterable[str], config: Mapping[str, Any], each: bool) ->
     return found
 
 
+def unmeasurable(attention: str) -> UnsupportedError:
+    """That nothing is seen of what this attention keeps."""
+    return UnsupportedError(
+        f"{attention}: attention of this model is not one call, so its keys and values cannot be "
+        "measured; remove kv_cache from the recipe"
+    )
+
+
 def planned_scales(
     roles: Mapping[str, Role], config: Mapping[str, Any], each: bool
 ) -> dict[str, Kept]:
-    """attention_of() the tensors inside the decoder's blocks."""
+    """attention_of() the tensors inside the decoder's blocks; UnsupportedError, too, where it is
+    known not to be one call."""
     inside = [name for name, role in roles.items() if role.block is not None]
     found = attention_of([name for name in inside if name.endswith(".weight")], config, each)
+    sinks = any(name.rpartition(".")[2] in _SINKS for name in inside)
+    if sinks or text_config(config).get(_CAPPED):
+        raise unmeasurable(next(iter(found.values())).attention)
     blocks: dict[int | None, str] = {}
     for name in found:
         other = blocks.setdefault(roles[name].block, name)

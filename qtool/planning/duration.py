@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from qtool.planning.planned import Planned
     from qtool.recipe.methods import TuneOptions
     from qtool.recipe.recipe import Recipe
+    from qtool.scheme import Scheme
 
 # Rates of one core: matrix products, element-wise rounding (weights per second).
 FLOPS_PER_CORE = 8.5e10
@@ -35,8 +36,9 @@ EXPERT_SECONDS = 3.5e-9
 REPORTED_ROWS = 256  # of each matrix, for its relative error
 # Weights that one core rotates in a second, and how often: for the proof, and for what is written.
 TURNED_PER_CORE, TURNS = 2.0e7, 2
-# What a search over clipped ranges costs, in roundings of the matrix.
-CLIP_TRIALS = 7
+# What a search over clipped ranges costs, in roundings of the matrix; and of scales that are powers
+# of two, of which the better of two is taken for every group. (Experts of gpt-oss, 2880 wide.)
+CLIP_TRIALS, POWER_TRIALS = 7, 3
 # The part of X'X that is computed: strips on and above the diagonal.
 GRAM_SHARE = 0.55
 # AWQ's search looks at this many rows of a site, for so many exponents of the weights each, and
@@ -110,6 +112,13 @@ def sweeping_head(shapes: Shapes, head: tuple[int, ...]) -> float:
     return 2.0 * width**2 * (GRAM_SHARE * shapes.tokens + width + out)
 
 
+def trials(recipe: "Recipe", scheme: "Scheme") -> int:
+    """How many roundings it takes as long as to round a matrix."""
+    if recipe.clips:
+        return CLIP_TRIALS
+    return POWER_TRIALS if scheme.scale_dtype == "e8m0" else 1
+
+
 def seconds(
     recipe: "Recipe",
     tensors: "Sequence[Planned]",
@@ -125,9 +134,12 @@ def seconds(
     read = sum(tensor.parameters for tensor in tensors) * 2
     with_torch = recipe.calibrates or recipe.rotates
     seconds = STARTUP_SECONDS[with_torch] + (read + written) / STORAGE_BYTES_PER_SECOND
-    weights = sum(tensor.parameters for tensor in tensors if tensor.scheme is not None)
-    trials = CLIP_TRIALS if recipe.clips else 1
-    seconds += trials * weights / (ROUNDED_PER_CORE * cores)
+    rounded = sum(
+        tensor.parameters * trials(recipe, tensor.scheme)
+        for tensor in tensors
+        if tensor.scheme is not None
+    )
+    seconds += rounded / (ROUNDED_PER_CORE * cores)
     if recipe.rotates:
         seconds += turning(sum(tensor.parameters for tensor in tensors))
     if not recipe.calibrates:

@@ -40,8 +40,7 @@ class Activations:
 
     def fitting(self, skeleton: Skeleton) -> "Activations":
         """Less what cannot be done with this model."""
-        attention = getattr(skeleton.model.config, "_attn_implementation", None)
-        if self.kept is None or attention == "sdpa":
+        if self.kept is None or skeleton.one_call:
             return self
         said = f"the KV cache in {self.kept.name}: attention of this model is not one call"
         return replace(self, kept=None, not_simulated=(*self.not_simulated, said))

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from qtool.artifacts.artifact import Artifact
 from qtool.checkpoints.checkpoint import Checkpoint
+from qtool.checkpoints.single_experts import stacked
 from qtool.dequantize import dequantize
 from qtool.errors import UnsupportedError
 from qtool.formats.safetensors_header import TensorInfo
@@ -124,4 +125,5 @@ def open_weights(path: Path) -> Iterator[Weights]:
             yield replace(weights, path=path)
         return
     artifact = Artifact.open(path)
-    yield artifact.checkpoint if artifact.found.format == "dense" else artifact_weights(artifact)
+    dense = artifact.found.format == "dense"
+    yield stacked(artifact.checkpoint) if dense else artifact_weights(artifact)

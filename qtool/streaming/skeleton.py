@@ -97,6 +97,11 @@ class Skeleton:
         return len(self.blocks)
 
     @property
+    def one_call(self) -> bool:
+        """Whether attention is one call, in which keys and values can be seen."""
+        return getattr(self.model.config, "_attn_implementation", None) == "sdpa"
+
+    @property
     def unknown(self) -> tuple[str, ...]:
         """Checkpoint tensors that the model class has no place for (MTP blocks, extra heads)."""
         return self.names.unknown

@@ -15,7 +15,7 @@ from typing import Any
 from qtool.artifacts.artifact import Artifact
 from qtool.artifacts.entry import Entry
 from qtool.artifacts.stored_config import quantization_config
-from qtool.checkpoints.layer_names import is_head
+from qtool.checkpoints.layer_names import is_head, is_table
 from qtool.checkpoints.structure import (
     AHEAD,
     OUTSIDE,
@@ -118,7 +118,7 @@ class EngineView:
     layers: tuple[Layer, ...]
     names: frozenset[str]  # of all stored tensors
     model_dtype: str  # of most dense tensors: BF16, F16, F32
-    # Dense matrices beside the decoder: of towers, projectors. A plan's are all on its list.
+    # Dense linear layers beside the decoder: of towers, projectors. A plan's are all on its list.
     beside: tuple[Layer, ...] = ()
 
     @property
@@ -235,7 +235,11 @@ def _roles(infos: Mapping[str, TensorInfo], artifact: Artifact) -> dict[str, str
             found[name] = "router"
         elif what.reason == "output head":
             found[name] = "head"
-        elif what.reason == OUTSIDE and not AHEAD.search(name):
+        elif (
+            what.reason == OUTSIDE
+            and not AHEAD.search(name)
+            and not is_table(name.removesuffix(".weight"))
+        ):
             found[name] = _BESIDE
     return found
 

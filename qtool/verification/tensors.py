@@ -11,6 +11,7 @@ from typing import Any
 
 from qtool.checkpoints import structure
 from qtool.checkpoints.layer_names import experts_of, number_of
+from qtool.checkpoints.single_experts import single_experts
 from qtool.formats.dtypes import FLOAT_DTYPES
 from qtool.formats.mxfp4_experts import misnamed
 from qtool.verification.by_table import (
@@ -50,6 +51,14 @@ def check_tensors(subject: Subject) -> Iterator[Finding]:
             f"{first} and {len(others) - 1} more hold plain numbers under names of MXFP4's blocks, "
             "as transformers 5.23 saves gpt-oss that it has dequantized; engines look for "
             f"{wanted}: save it with another version, or quantize it, which takes it so",
+        )  # fmt: skip
+    if singles := single_experts(subject.artifact.checkpoint.tensors):
+        first, wanted = next(iter(singles.items()))
+        yield Finding(
+            "error", CHECK, first,
+            f"{first} and {len(singles) - 1} more are experts one by one, as unsloth trains "
+            f"gpt-oss; engines look for {wanted}: save it with unsloth's save_pretrained_merged, "
+            "or quantize it, which takes it so",
         )  # fmt: skip
     yield from _blocks(subject)
     yield from _experts(subject)
