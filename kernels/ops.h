@@ -15,6 +15,7 @@
     X(dequantize, (const qt_dequantizing *dequantizing), (dequantizing))   \
     X(dequantize_bytes, (const qt_bytes *bytes), (bytes))                  \
     X(dequantize_fp4, (const qt_fp4 *fp4), (fp4))                          \
+    X(round_floats, (const qt_small_floats *floats), (floats))             \
     X(plain, (const uint8_t *from, int64_t bytes, uint8_t *to, int64_t room, int32_t streaming), \
       (from, bytes, to, room, streaming))                                  \
     X(convert, (int32_t from, int32_t to, int64_t count, const void *source, void *target), \

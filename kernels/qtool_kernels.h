@@ -143,4 +143,24 @@ typedef struct {
     void *values; /* [rows, cols] */
 } qt_fp4;
 
+/* Small floats: E4M3 (8 bits, largest 448), E5M2 (57344) and E2M1 (4 bits, 6). */
+enum { QT_BOOK_E4M3 = 0, QT_BOOK_E5M2 = 1, QT_BOOK_E2M1 = 2 };
+
+/* Groups of neighbours in a row, the last one of which may be smaller. A group's scale becomes the
+ * first of those that leave the smallest squared error: itself, and as many others as `tries` says:
+ * factors of it, 2^-127 at least, or, with `ladder`, the E4M3 numbers so many steps from it, that is
+ * one of these, from the smallest to 448. Then codes, or what they stand for, where one is wanted. */
+typedef struct {
+    int64_t rows, cols, group_size; /* of 256 at most where scales are tried */
+    const float *weight;            /* [rows, cols], finite */
+    float *scale;                   /* [rows, groups], positive */
+    const float *importance;        /* [cols], of squared errors; or NULL */
+    const float *factors;           /* [tries] */
+    const int32_t *steps;           /* [tries] */
+    int32_t tries, ladder, book;
+    float outer;     /* weights are divided by scale / outer */
+    uint8_t *codes;  /* [rows, cols]; or NULL */
+    float *values;   /* [rows, cols]; or NULL */
+} qt_small_floats;
+
 #endif

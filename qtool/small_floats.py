@@ -29,15 +29,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool import grid, native
-from qtool.formats.float_codes import LARGEST, TABLES, encode, nearest
-from qtool.native.library import over_rows
+from qtool.formats.float_codes import LARGEST, TABLES, encode
+from qtool.native import small_floats as kernel
 from qtool.scheme import GroupQuant, Scheme
 
 Floats = NDArray[np.float32]
 
 _SMALLEST = {"bfloat16": 2.0**-126, "float32": 2.0**-126, "float16": 2.0**-24}
 _CHUNK = 1 << 16  # elements worked on at once
-_LAST = 126  # the byte of e4m3's largest number
 _LARGEST_OUTER = np.float32(2.0**100)
 # What is tried beside the scale of max|w|: bytes of e4m3 from it, and factors of powers of two.
 _NEIGHBOURS, _FURTHER = (1, -1), tuple(step for step in range(-6, 6) if step)
@@ -61,19 +60,15 @@ def quantize(
     """weight [out, in] to codes. largest: max|w| of all that shares one scale of the whole matrix
     with these rows; their own without. What is larger all the same becomes the largest number."""
     found = grids(weight, scheme, largest, search, threads)
-    return replace(found, codes=_codes(weight, scheme, _step(found)))
+    steps, width = _row_steps(found), grid.group_width(scheme, weight.shape[1])
+    codes = kernel.codes_of(_plain(weight), steps, scheme.book, width, threads=threads)
+    return replace(found, codes=codes)
 
 
 def rounded(weight: Floats, scheme: Scheme) -> Floats:
     """quantize().dequantize(), in a fraction of the time."""
-    step = _step(grids(weight, scheme))
-    values = np.empty_like(weight)
-    for slab, place in _slabs(weight.shape, scheme):
-        turned = _in_groups(weight[slab], scheme)
-        numbers = nearest(turned / step[place], scheme.book)
-        numbers *= step[place]
-        values[slab] = _in_rows(numbers, weight.shape[1])
-    return values
+    steps, width = _row_steps(grids(weight, scheme)), grid.group_width(scheme, weight.shape[1])
+    return kernel.rounded(_plain(weight), steps, scheme.book, width, threads=1)
 
 
 def grids(
@@ -103,15 +98,13 @@ def grids(
     else:
         scale = _stored(tops / np.float32(LARGEST[scheme.book]), scheme.scale_dtype)
         scale[tops == 0] = 1
-    if scheme.scale_dtype == "e8m0" or (
-        scheme.scale_dtype == "float8_e4m3" and (search is not None or not scheme.outer)
-    ):
-
-        def best(first: int, last: int) -> int:
-            _best(weight[first:last], scheme, scale[first:last], outer, search)
-            return 0
-
-        over_rows(len(weight), threads, best)
+    if (tries := _tries(scheme, search is not None)) is not None:
+        kernel.best_scales(
+            _plain(weight), scale, scheme.book, scheme.group_size, tries,
+            outer=1.0 if outer is None else float(outer),
+            importance=None if search is None else search.importance,
+            threads=threads,
+        )  # fmt: skip
     codes = np.zeros(weight.shape, np.uint8)
     return _quant(scheme, codes, scale, None if outer is None else float(outer))
 
@@ -186,83 +179,29 @@ def _power(tops: Floats, scheme: Scheme) -> Floats:
     return np.ldexp(np.float32(1), exponent).astype(np.float32)
 
 
-def _in_groups(part: Floats, scheme: Scheme) -> Floats:
-    """Some rows as [width, rows, groups], whose sums and products with scales [rows, groups] are
-    many times as fast; what a last group lacks is zero."""
-    groups = grid.in_groups(part, grid.group_width(scheme, part.shape[1]))
-    return np.ascontiguousarray(groups.transpose(2, 0, 1))
-
-
-def _in_rows(turned: Floats, columns: int) -> Floats:
-    """The inverse."""
-    rows = turned.shape[1]
-    return turned.transpose(1, 2, 0).reshape(rows, -1)[:, :columns]
-
-
 def _step(found: GroupQuant) -> Floats:
     """What codes are multiplied with, in the shape of scales."""
     scale = found.scale.astype(np.float32)
     return scale if found.outer is None else scale / np.float32(found.outer)
 
 
-def _codes(weight: Floats, scheme: Scheme, step: Floats) -> NDArray[np.uint8]:
-    codes = np.empty(weight.shape, np.uint8)
-    width = grid.group_width(scheme, weight.shape[1])
-    for slab, place in _slabs(weight.shape, scheme):
-        spread = step[place]
-        if spread.shape[1] > 1:
-            spread = np.repeat(spread, width, axis=1)[:, : weight.shape[1]]
-        codes[slab] = encode(weight[slab] / spread, scheme.book)
-    return codes
+def _row_steps(found: GroupQuant) -> Floats:
+    """The same for each row, [out, groups]."""
+    rows, together = found.shape[0], found.scheme.rows
+    steps = _step(found)
+    if together != 1:
+        steps = steps[np.arange(rows) // (together if together > 0 else max(1, rows))]
+    return _plain(steps)
 
 
-def _best(
-    weight: Floats,
-    scheme: Scheme,
-    scale: Floats,
-    outer: np.float32 | None,
-    search: Search | None,
-) -> None:
-    """Put others for scales where these leave a smaller squared error, the first of equals."""
-    importance = None
-    if search is not None and search.importance is not None:
-        importance = _in_groups(search.importance[None], scheme)
-    for slab, place in _slabs(weight.shape, scheme):
-        part = _in_groups(weight[slab], scheme)
-        first = scale[place].copy()
-        with np.errstate(over="ignore"):  # squares of the very largest: then none is better
-            least = _error(part, scheme, first, outer, importance)
-            for other in _others(first, scheme, search is not None):
-                error = _error(part, scheme, other, outer, importance)
-                scale[place] = np.where(error < least, other, scale[place])
-                np.minimum(error, least, out=least)
+def _plain(values: Floats) -> Floats:
+    return np.ascontiguousarray(values, np.float32)
 
 
-def _others(scale: Floats, scheme: Scheme, search: bool) -> Iterator[Floats]:
-    """What is tried beside the scales of max|w|."""
+def _tries(scheme: Scheme, search: bool) -> kernel.Tries | None:
+    """What is tried beside the scales of max|w|; None where these are what they are."""
     if scheme.scale_dtype == "e8m0":
-        for factor in _BOTH_WAYS if search else _TWICE:
-            yield np.maximum(scale * np.float32(factor), np.float32(2.0**-127))
-        return
-    byte = encode(scale, "e4m3").astype(np.int16)
-    for step in _FURTHER if search else _NEIGHBOURS:
-        yield TABLES["e4m3"][np.clip(byte + step, 1, _LAST)]
-
-
-def _error(
-    part: Floats,
-    scheme: Scheme,
-    scale: Floats,
-    outer: np.float32 | None,
-    importance: Floats | None,
-) -> NDArray[np.float64]:
-    """Of rows [width, rows, groups] the squared error of each group, [rows, groups]."""
-    step = scale if outer is None else scale / outer
-    lost = nearest(part / step, scheme.book)
-    lost *= step
-    lost -= part
-    lost *= lost
-    if importance is not None:
-        lost *= importance
-    error: NDArray[np.float64] = lost.sum(0, dtype=np.float64)
-    return error
+        return kernel.Tries(factors=_BOTH_WAYS if search else _TWICE)
+    if scheme.scale_dtype == "float8_e4m3" and (search or not scheme.outer):
+        return kernel.Tries(steps=_FURTHER if search else _NEIGHBOURS)
+    return None
