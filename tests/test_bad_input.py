@@ -62,17 +62,25 @@ def test_a_matrix_is_read_once(
     model: Path, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Looking for what is no number takes no second reading of the file."""
-    read: list[str] = []
-    raw = quantizing.pipeline.Checkpoint.raw
+    read: list[tuple[object, ...]] = []
+    checkpoint = quantizing.pipeline.Checkpoint
 
-    def count(checkpoint: Any, name: str) -> Any:
-        if checkpoint.folder == model:
-            read.append(name)
-        return raw(checkpoint, name)
+    def counted(kind: str) -> Any:
+        plain = getattr(checkpoint, kind)
 
-    monkeypatch.setattr(quantizing.pipeline.Checkpoint, "raw", count)
+        def count(source: Any, name: str, *where: int) -> Any:
+            if source.folder == model:
+                read.append((name, kind, *where))
+            return plain(source, name, *where)
+
+        return count
+
+    for kind in ("raw", "part", "stretch"):
+        monkeypatch.setattr(checkpoint, kind, counted(kind))
     assert call(*arguments(model, "w4g128-rtn", tmp_path / "out")).status == 0
-    assert len(read) == len(set(read)) and Q in read
+    assert len(read) == len(set(read))
+    kinds = {name: {kind for other, kind, *_ in read if other == name} for name, *_ in read}
+    assert kinds[Q] == {"part"} and all(len(kind) == 1 for kind in kinds.values())
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

@@ -122,7 +122,7 @@ class _Whole:
             if name.endswith(".weight_shape"):
                 whole[:] = self._shape
             elif axis is None:
-                whole[:] = array
+                whole[...] = array
             else:
                 place = [slice(None)] * array.ndim
                 start = number * first[axis]
