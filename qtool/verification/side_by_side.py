@@ -80,7 +80,9 @@ def sums_of_products(
         if np.isfinite(few).all():  # else float32 may be too narrow for the squares
             units = few.reshape(rows, columns // unit).astype(np.float64)
             return [_added(units, width // unit) for width in widths]
-    products = one.astype(np.float64) if other is None else one * other.astype(np.float64)
+    products = one.astype(np.float64)
+    if other is not None:
+        products *= other
     return [_added(products, width) for width in widths]
 
 
