@@ -187,16 +187,20 @@ def test_estimates_grow_with_the_work(tmp_path: Path) -> None:
     assert rtn.peak_rss_bytes < wide.peak_rss_bytes and rtn.seconds < wide.seconds
 
 
-def test_estimates_count_both_scales_of_mxfp4(tmp_path: Path) -> None:
-    """Of its groups two powers of two are tried, of FP8's rows one scale."""
+@pytest.mark.parametrize(
+    ("recipe", "trials"), [("mxfp4", duration.POWER_TRIALS), ("nvfp4", duration.LADDER_TRIALS)]
+)
+def test_estimates_count_the_scales_that_are_tried(
+    recipe: str, trials: float, tmp_path: Path
+) -> None:
+    """Of FP8's rows it is one."""
     wide = header_files.llama(hidden=4096, inner=16384)
-    once, more = (plan_of(tmp_path / one, wide, one) for one in ("fp8-dynamic", "mxfp4"))
+    once, more = (plan_of(tmp_path / one, wide, one) for one in ("fp8-dynamic", recipe))
     weights = sum(tensor.parameters for tensor in more.quantized)
-    rounding = weights / duration.ROUNDED_PER_CORE / more.memory.setting.threads
-    extra = (duration.POWER_TRIALS - 1) * rounding
+    extra = (trials - 1) * weights / duration.ROUNDED_PER_CORE / more.memory.setting.threads
     written = (more.size_bytes - once.size_bytes) / duration.STORAGE_BYTES_PER_SECOND
-    assert more.seconds - once.seconds == pytest.approx(extra + written, abs=0.2)
-    assert extra > 1
+    assert more.seconds - once.seconds == pytest.approx(extra + written, abs=0.1)
+    assert extra > 0.3
 
 
 def test_estimates_count_the_proof_of_a_rotation(tmp_path: Path) -> None:

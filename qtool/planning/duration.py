@@ -36,9 +36,10 @@ EXPERT_SECONDS = 3.5e-9
 REPORTED_ROWS = 256  # of each matrix, for its relative error
 # Weights that one core rotates in a second, and how often: for the proof, and for what is written.
 TURNED_PER_CORE, TURNS = 2.0e7, 2
-# What a search over clipped ranges costs, in roundings of the matrix; and of scales that are powers
-# of two, of which the better of two is taken for every group. (Experts of gpt-oss, 2880 wide.)
-CLIP_TRIALS, POWER_TRIALS = 7, 3
+# What a search costs, in roundings of the matrix: over clipped ranges; over the E4M3 numbers around
+# the scale of a group of small floats; and of scales that are powers of two, of which the better of
+# two is always taken. (A Llama 4096 wide.)
+CLIP_TRIALS, LADDER_TRIALS, POWER_TRIALS = 7.0, 3.0, 1.5
 # The part of X'X that is computed: strips on and above the diagonal.
 GRAM_SHARE = 0.55
 # AWQ's search looks at this many rows of a site, for so many exponents of the weights each, and
@@ -112,11 +113,13 @@ def sweeping_head(shapes: Shapes, head: tuple[int, ...]) -> float:
     return 2.0 * width**2 * (GRAM_SHARE * shapes.tokens + width + out)
 
 
-def trials(recipe: "Recipe", scheme: "Scheme") -> int:
+def trials(recipe: "Recipe", scheme: "Scheme") -> float:
     """How many roundings it takes as long as to round a matrix."""
-    if recipe.clips:
-        return CLIP_TRIALS
-    return POWER_TRIALS if scheme.scale_dtype == "e8m0" else 1
+    if scheme.scale_dtype == "e8m0":
+        return POWER_TRIALS
+    if not recipe.clips:
+        return 1.0
+    return LADDER_TRIALS if scheme.is_float else CLIP_TRIALS
 
 
 def seconds(

@@ -6,7 +6,8 @@
 Without --wide: Llamas 512 wide that differ in the number of layers only; their peak resident
 memory must differ by less than 5 % (exit status 1 where it does not). With --wide: two layers as
 wide as Llama 7B's (4096/11008, 32 heads); prints peak memory (bar: under 6 GiB), minutes a layer,
-and what `qtool plan` predicts for 32 such layers; last, of `qtool fit`. Weights are random; the
+and what `qtool plan` predicts for 32 such layers, and what `qtool verify --against` took; last, of
+`qtool fit`, where a recipe calibrates. Weights are random; the
 vocabulary and tokenizer are those of the shipped model, so that calibration text is at hand
 offline.
 """
@@ -29,6 +30,7 @@ from qtool.formats.safetensors_file import (
     from_float32,
     plan_shards,
 )
+from qtool.recipe.recipe import load
 
 TINY = Path(qtool.__file__).parent / "tiny"
 SHARD_BYTES = 500_000_000
@@ -156,11 +158,14 @@ def wide(work: Path, recipes: list[str], more: list[object]) -> bool:
     model = write_model(work / "wide", config(4096, 11008, 32, 32, layers))
     deep = write_headers(work / "wide-32", config(4096, 11008, 32, 32, 32))
     for recipe in recipes:
-        done = commands.quantize(model, recipe, work / "out", *more)
+        given = more if load(recipe).calibrates else []
+        done = commands.quantize(model, recipe, work / "out", *given)
+        against = [work / "out", "--against", model]
+        verified = commands.measure([sys.executable, "-m", "qtool", "verify", *against])
         remove(work / "out")
         minutes = float(done.out["seconds"]["total"]) / layers / 60
         samples = []
-        for key, value in zip(more[::2], more[1::2], strict=True):
+        for key, value in zip(given[::2], given[1::2], strict=True):
             if key in ("--samples", "--length"):
                 samples += ["--set", f"calibration.{str(key)[2:]}={value}"]
         planned = commands.run(
@@ -171,9 +176,12 @@ def wide(work: Path, recipes: list[str], more: list[object]) -> bool:
             f"{recipe}: peak {mib(done.peak)} ({'under' if done.peak < MOST_AT_WIDTH else 'OVER'} "
             f"{mib(MOST_AT_WIDTH)}), {minutes:.2f} minutes a layer, so {32 * minutes:.0f} minutes "
             f"for 32; plan predicts {mib(planned['peak_rss_bytes'])} and "
-            f"{planned['seconds'] / 60:.0f} minutes for 32\n  seconds {done.out['seconds']}",
+            f"{planned['seconds'] / 60:.0f} minutes for 32\n  seconds {done.out['seconds']}\n"
+            f"  verify --against: peak {mib(verified.peak)}, {verified.wall:.1f} s",
             flush=True,
         )
+    if not any(load(recipe).calibrates for recipe in recipes):
+        return good
     words = ["fit", model, "--bits", 4.5, *more, "-o", work / "fit.yaml", "--json"]
     done = commands.run([sys.executable, "-m", "qtool", *words])
     print(f"fit: peak {mib(done.peak)}, {done.wall / layers / 60:.2f} minutes a layer")
