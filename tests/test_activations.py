@@ -13,7 +13,7 @@ from qtool.gguf_types import TENSOR_TYPES
 from qtool.quality import activations
 from qtool.quality.engine_inputs import of_block_type
 from qtool.quality.rounded_inputs import RoundedInputs
-from qtool.streaming.online import turned
+from qtool.streaming.turning import turned
 
 Function = Callable[[np.ndarray], np.ndarray]
 

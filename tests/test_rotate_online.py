@@ -25,8 +25,9 @@ from qtool.formats.compressed_tensors_targets import targets_of
 from qtool.quality.weights import ArtifactWeights, open_weights
 from qtool.recipe import recipe as recipes
 from qtool.recipe.rotate import RotateOptions
-from qtool.streaming.online import Online, turned
+from qtool.streaming.online import Online
 from qtool.streaming.skeleton import Skeleton
+from qtool.streaming.turning import turned
 from qtool.streaming.workers import Workers
 from qtool.texts.calibration import calibration_tokens
 from qtool.transforms import rotate, rotated, smooth_attention

@@ -23,9 +23,10 @@ from qtool.cuda.packed import Packed
 from qtool.cuda.reading import OnDevice
 from qtool.quality.rounded_inputs import Activations
 from qtool.streaming.device import Device
-from qtool.streaming.online import Online, turned
+from qtool.streaming.online import Online
 from qtool.streaming.reading import STORED, parts
 from qtool.streaming.torch_calls import TorchCalls
+from qtool.streaming.turning import turned
 from qtool.streaming.weights import Weights
 
 _HALF = ("F16", "BF16")

@@ -5,23 +5,15 @@
           (q H) (k H)' = q k'
 
 H is block-diagonal: S / sqrt(size), S = [[S, S], [S, -S]] of half the size (Sylvester), as often as
-it fits. It is its own inverse and its own transpose. What observes or rounds inputs around the
-forward pass meets the rotated ones.
+it fits. It is its own inverse and its own transpose. What is computed is in turning.py, which
+brings torch along; that something is to be, a file tells without it.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
-
-import torch
-import torch.nn.functional as F
-
-from qtool.streaming.by_address import ByAddress
-from qtool.streaming.torch_calls import TorchCalls
 
 if TYPE_CHECKING:
     from qtool.streaming.stream import LoadedBlock
@@ -50,53 +42,11 @@ class Online:
 
     def inside(self, block: LoadedBlock) -> AbstractContextManager[Any]:
         """Within, the block's calls get rotated inputs; in the thread that enters it."""
-        sizes = ByAddress.of(
-            (view, self.inputs[name]) for name, view in block.weights.items() if name in self.inputs
-        )
-        heads = self.heads.get(block.index)
-        return nullcontext() if not sizes and heads is None else _Turned(sizes, heads)
+        from qtool.streaming.turning import turned_inside
 
-
-def turned(x: torch.Tensor, size: int) -> torch.Tensor:
-    """x H along the last axis, number by number in a fixed order."""
-    rows = x.reshape(-1, size)
-    half = 1
-    while half < size:
-        pairs = rows.reshape(-1, size // (2 * half), 2, half)
-        first, second = pairs[:, :, 0], pairs[:, :, 1]
-        rows = torch.stack((first + second, first - second), 2).reshape(-1, size)
-        half *= 2
-    # A number of the host's a GPU would not divide by, but multiply with its rounded reciprocal.
-    root = torch.full((), math.sqrt(size), dtype=torch.float64, device=rows.device)
-    return (rows / root).reshape(x.shape)
+        return turned_inside(block, self)
 
 
 def block_size(width: int) -> int:
     """The largest power of two that divides a width: of such sizes alone engines know H."""
     return width & -width
-
-
-class _Turned(TorchCalls):
-    def __init__(self, sizes: ByAddress[int], heads: int | None) -> None:
-        super().__init__()
-        self._sizes = sizes
-        self._heads = heads
-
-    def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if func is F.linear and self._sizes:
-            args, kwargs = self._linear(*args, **kwargs), {}
-        elif func is F.scaled_dot_product_attention and self._heads is not None:
-            args, kwargs = _attention(self._heads, *args, **kwargs)
-        return func(*args, **kwargs)
-
-    def _linear(
-        self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        size = self._sizes.find(weight)
-        return (input if size is None else turned(input, size)), weight, bias
-
-
-def _attention(
-    size: int, query: torch.Tensor, key: torch.Tensor, *more: Any, **options: Any
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    return (turned(query, size), turned(key, size), *more), options

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, fields, replace
 from math import prod
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,12 +35,10 @@ from qtool.checkpoints.checkpoint import Checkpoint, View
 from qtool.errors import SourceError
 from qtool.formats import safetensors_file as st
 from qtool.formats.safetensors_file import FLOAT_DTYPES, TensorInfo, from_float32
+from qtool.streaming.online import Online
 from qtool.transforms.hadamard import Reals
 from qtool.transforms.rotation import Rotation
 from qtool.transforms.scaled import Scaled
-
-if TYPE_CHECKING:
-    from qtool.streaming.online import Online
 
 _AFTER = ("post_feedforward_layernorm", "post_mlp_layernorm", "post_self_attn_layernorm")
 _OF_EMBEDDING = ("word_embeddings_layernorm", "embed_layer_norm", "emb_norm")
@@ -86,13 +84,6 @@ class Change:
         return self.rows is not None or self.row_heads is not None
 
 
-def _nothing_online() -> "Online":
-    # It brings torch along, which GGUF files of what is not rotated do without.
-    from qtool.streaming.online import Online
-
-    return Online()
-
-
 @dataclass(frozen=True)
 class Rotated(View):
     """See Checkpoint. Without changes it is the source, but for the head that is no longer tied."""
@@ -101,7 +92,7 @@ class Rotated(View):
     scales: dict[str, Scaled] = field(default_factory=dict, repr=False)  # after the changes
     head: tuple[str, str] | None = None  # the tensor that untying adds, and the embedding
     refused: str | None = None  # why, by its names alone, the stream cannot be rotated
-    online: "Online" = field(default_factory=_nothing_online)  # what is rotated while it runs
+    online: Online = field(default_factory=Online)  # what is rotated while it runs
     _gains: dict[str, Reals] = field(default_factory=dict, repr=False)
     _mixed: dict[str, NDArray[np.float32]] = field(default_factory=dict, repr=False)
     _lock: Any = field(default_factory=Lock, repr=False, compare=False)
