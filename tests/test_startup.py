@@ -8,9 +8,10 @@ from pathlib import Path
 
 import header_files
 import pytest
-from quantizing import files
+from quantizing import files, quantize
 
 import qtool
+from qtool.hub import tiny_folder
 from qtool.runs.workspace import workspace
 
 # Where the package that is tested lies: a checkout beside an installed one has no kernels.
@@ -37,6 +38,14 @@ def test_neither_torch_nor_transformers(arguments: list[str], tmp_path: Path) ->
     words = [places.get(word, word) for word in arguments]
     result, roots = imported(*words)
     assert result.returncode == 0 and result.stdout, result.stderr[-500:]
+    assert "qtool" in roots and not roots & {"torch", "transformers"}
+
+
+def test_verify_needs_neither(tmp_path: Path) -> None:
+    quantize(tiny_folder(), "w4g128-rtn", tmp_path / "made")
+    words = ("verify", str(tmp_path / "made"), "--against", "tiny", "--engine", "vllm")
+    result, roots = imported(*words)
+    assert result.returncode == 0 and "nothing wrong" in result.stdout, result.stderr[-500:]
     assert "qtool" in roots and not roots & {"torch", "transformers"}
 
 
