@@ -86,13 +86,14 @@ def reach(bits: int) -> float:
     return half if bits <= 4 else half - 0.5
 
 
-def check_scales(scale: NDArray[np.floating]) -> None:
-    """UnsupportedError where a scale [out, groups] was too large and is now float16's largest."""
+def check_scales(scale: NDArray[np.floating], first_row: int = 0) -> None:
+    """UnsupportedError where a scale [out, groups] was too large and is now float16's largest.
+    first_row: of the matrix, where these are some of its rows."""
     if not (scale < 65504).all():
         row, group = np.argwhere(~(scale < 65504))[0]
         raise UnsupportedError(
-            f"row {row}, group {group} needs a larger scale than float16 holds (65504); leave "
-            "this tensor dense with an override in the recipe"
+            f"row {first_row + row}, group {group} needs a larger scale than float16 holds "
+            "(65504); leave this tensor dense with an override in the recipe"
         )
 
 

@@ -127,7 +127,8 @@ def test_rows_at_a_time_are_packed_as_all_of_them(
 
     calls: list[int] = []
 
-    def seen(part: NDArray[np.float32]) -> Any:
+    def seen(part: NDArray[np.float32], first: int) -> Any:
+        assert first == sum(calls)
         calls.append(len(part))
         return rounded(part)
 

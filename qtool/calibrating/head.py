@@ -5,9 +5,12 @@ GPTQ has the Gram matrix of that input. Methods that look no further than each w
 of what comes before, round it to nearest.
 """
 
+from collections.abc import Callable
 from functools import partial
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from qtool import methods
@@ -23,7 +26,7 @@ from qtool.runs.by_rows import nearest, quantize_rows
 from qtool.runs.outcome import Outcome
 from qtool.runs.sink import Sink
 from qtool.runs.summary import OUTPUTS, WEIGHTS, LayerReport
-from qtool.scheme import Scheme
+from qtool.scheme import GroupQuant, Scheme
 from qtool.streaming.precision import products_in
 from qtool.streaming.skeleton import Skeleton
 
@@ -91,6 +94,7 @@ def quantize_head(
     scheme, notes = planned.action, list[str]()
     assert isinstance(scheme, Scheme)
     workers = passage.workers
+    make: Callable[[NDArray[np.float32], int], GroupQuant]
     make = partial(nearest, scheme=scheme, recipe=recipe, device=passage.device)
     if seen is not None and seen.gram is not None:
         options = gptq.Options.of(recipe.gptq)
@@ -98,7 +102,7 @@ def quantize_head(
         with methods.named(where):
             given = gptq.factor(seen.gram, options, seen.count, spread=workers.spread)
         notes = [f"{where}: {note}" for note in given.notes]
-        make = partial(gptq.quantize_with, given=given, scheme=scheme, options=options)
+        make = _swept(given, scheme, options)
     elif recipe.rounding == "gptq" and is_head(planned.module):
         notes = [f"{planned.name}: its input was not measured; rounded to nearest"]
     found = quantize_rows(planned, sink.checkpoint, make, sink.packed, workers.map)
@@ -108,3 +112,12 @@ def quantize_head(
         error, of = output_error(found.some, found.back, seen), OUTPUTS
     report = LayerReport(planned.name, str(scheme), error, of, found.coarseness)
     return Outcome([report], notes)
+
+
+def _swept(
+    given: gptq.Factor, scheme: Scheme, options: gptq.Options
+) -> Callable[[NDArray[np.float32], int], GroupQuant]:
+    def make(weight: NDArray[np.float32], _: int) -> GroupQuant:
+        return gptq.quantize_with(weight, given=given, scheme=scheme, options=options)
+
+    return make

@@ -139,6 +139,12 @@ def _stack(checkpoint: Checkpoint, fused: str, names: Sequence[str]) -> tuple[Si
                 f"{checkpoint.path}: lacks {name}, where {names[-1]} is there; fetch it again"
             )
         infos.append(info)
+    first = infos[0]
+    if len(first.shape) != (1 if last == "bias" else 2) or 0 in first.shape:
+        raise SourceError(
+            f"{checkpoint.path}: {first.name} is {list(first.shape)}, expected "
+            f"{'[out]' if last == 'bias' else '[out, in]'} of an expert; save the model again"
+        )
     for info in infos:
         if (info.dtype, info.shape) != (infos[0].dtype, infos[0].shape):
             raise SourceError(

@@ -44,6 +44,7 @@ class Options:
 
     clip: bool = False  # shrink each group's range where that lowers the error
     largest: float | None = None  # max|w| over the matrices that share a scale with this one
+    first_row: int = 0  # of these in their matrix, for messages
 
 
 def quantize(
@@ -88,7 +89,7 @@ def quantize(
         scale_dtype=scheme.scale_dtype,
         threads=threads,
     )
-    grid.check_scales(found.scale)
+    grid.check_scales(found.scale, options.first_row)
     quant = GroupQuant(scheme, found.codes, found.scale, found.zero)
     return Result(_onto_offsets(weight, quant) if scheme.outer == "offset" else quant)
 

@@ -256,6 +256,9 @@ def make_plan(
     active = structure.active_share(checkpoint.config)
     handed = handed_on(checkpoint.config, recipe.calibration.length)
     counted = shapes.shapes_of(recipe, planned, active, handed)
+    if type(checkpoint) is not Checkpoint:
+        sizes = (tensor.nbytes for tensor in planned if tensor.scheme and tensor.block is not None)
+        counted = replace(counted, viewed=max(sizes, default=0))
     if from_stats:
         counted = replace(counted, guides=False, fed_back=0, text=0)
     memory = budget.choose(

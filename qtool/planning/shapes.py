@@ -6,7 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from math import prod
+from math import lcm, prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -166,6 +166,8 @@ class Shapes:
     head: int = 0  # bytes that reading the output head back takes, where it is quantized
     whole: int = 0  # numbers in the largest whose rows are rounded together
     back: int = 0  # bytes that reading the largest quantized one back takes
+    band: int = 0  # numbers in the fewest rows that are rounded together
+    viewed: int = 0  # bytes of the largest of them in its source, where that is a view
     heads: tuple[int, int] = (0, 0)  # weights of that or of the embedding, and bytes of both stored
     count: int = 0  # of all blocks
     slopes: int = 0  # bytes of the slopes of all matrices, where they are measured
@@ -227,7 +229,7 @@ def shapes_of(
 
     inside: dict[int, list[Planned]] = defaultdict(list)
     outside = vocabulary = quantized = largest = hidden = head = longest = stored = 0
-    whole = back = 0
+    whole = back = band = 0
     turned: list[int] = []
     matrices: list[tuple[int, ...]] = []
     floats = False
@@ -242,7 +244,9 @@ def shapes_of(
         elif tensor.scheme is not None:
             quantized = max(quantized, tensor.parameters)
             back = max(back, read_back(tensor))
-            if not tensor.scheme.by_rows:
+            if tensor.scheme.by_rows:
+                band = max(band, rows_together(tensor.scheme.rows) * tensor.shape[1])
+            else:
                 whole = max(whole, tensor.parameters)
         if tensor.block is not None:
             inside[tensor.block].append(tensor)
@@ -300,6 +304,7 @@ def shapes_of(
         quantized=quantized,
         whole=whole,
         back=back,
+        band=band,
         blocks=tuple(blocks),
         grams=grams,
         chained=recipe.shares_scales,
@@ -319,6 +324,12 @@ def shapes_of(
         count=len(inside),
         slopes=slope_bytes(matrices),
     )
+
+
+def rows_together(rows: int) -> int:
+    """The fewest rows that are rounded together, where so many share a scale: their codes, of any
+    width, fill words."""
+    return lcm(32, rows)
 
 
 def read_back(tensor: "Planned") -> int:

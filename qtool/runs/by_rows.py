@@ -3,7 +3,7 @@ so that it is in memory as the file will have it, and no more of it."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from math import lcm, sqrt
+from math import sqrt
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from qtool.dequantize import dequantize
 from qtool.formats.safetensors_file import to_float32
 from qtool.methods import rtn
 from qtool.planning.planned import Planned
-from qtool.planning.shapes import ROWS_AT_ONCE
+from qtool.planning.shapes import ROWS_AT_ONCE, rows_together
 from qtool.recipe.recipe import Recipe
 from qtool.runs import layer_errors
 from qtool.runs.sink import check_values
@@ -29,7 +29,6 @@ Floats = NDArray[np.float32]
 Each = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]  # map, side by side or not
 
 _REPORTED = 256  # rows
-_TOGETHER = 32  # rows whose codes, of any width, fill words
 
 
 @dataclass(frozen=True)
@@ -46,21 +45,21 @@ class Rounded:
 def quantize_rows(
     planned: Planned,
     checkpoint: Checkpoint,
-    make: Callable[[Floats], GroupQuant],
+    make: Callable[[Floats, int], GroupQuant],
     pack: Callable[[Planned, GroupQuant], Mapping[str, NDArray[Any]]],
     each: Each = map,
     read: Rows | None = None,
     weights: int = ROWS_AT_ONCE,
 ) -> Rounded:
-    """A matrix whose scales are each of one row, or of a few. make: quantizes some rows [n, in].
-    pack: what a format stores of them. read: the rows, where parts of the checkpoint are not as
-    good. weights: how many are worked on together.
+    """A matrix whose scales are each of one row, or of a few. make: quantizes some rows [n, in],
+    told which the first is. pack: what a format stores of them. read: the rows, where parts of the
+    checkpoint are not as good. weights: how many are worked on together.
 
     SourceError where a weight is not finite.
     """
     scheme, (rows, columns) = planned.action, planned.shape
     assert isinstance(scheme, Scheme) and scheme.rows > 0
-    together = lcm(_TOGETHER, scheme.rows)
+    together = rows_together(scheme.rows)
     step = max(1, weights // columns // together) * together
     reported = np.linspace(0, rows - 1, min(_REPORTED, rows)).astype(np.int64)
     whole: list[_Whole] = []
@@ -75,7 +74,7 @@ def quantize_rows(
         file = checkpoint.file_of(planned.name)
         check_values(weight.reshape(-1), first * columns, planned, file)
         with methods.named(planned.name):
-            quant = make(weight)
+            quant = make(weight, first)
         packed = pack(planned, quant)
         if first == 0:
             whole.append(_Whole(planned, packed))
@@ -94,9 +93,17 @@ def quantize_rows(
     return Rounded(whole[0].arrays, error, layer_errors.coarseness(kept, left, scheme), kept, left)
 
 
-def nearest(weight: Floats, scheme: Scheme, recipe: Recipe, device: "Device | None") -> GroupQuant:
-    """Some rows rounded as a recipe rounds to nearest, on a device where there is one."""
-    options = rtn.Options(recipe.clips)
+def nearest(
+    weight: Floats,
+    first_row: int,
+    scheme: Scheme,
+    recipe: Recipe,
+    device: "Device | None",
+    largest: float | None = None,
+) -> GroupQuant:
+    """Some rows rounded as a recipe rounds to nearest, on a device where there is one. largest: as
+    rtn.Options has it."""
+    options = rtn.Options(recipe.clips, largest, first_row)
     return rtn.quantize(weight, None, scheme, options, 1, rtn.rounding_on(device)).quant
 
 

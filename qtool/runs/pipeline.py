@@ -30,7 +30,7 @@ from qtool.planning.shapes import CACHED_AT_ONCE, ROWS_AT_ONCE
 from qtool.planning.shared_scales import SharedScales
 from qtool.remarks import line
 from qtool.runs import layer_errors, modelcard, provenance, resume
-from qtool.runs.by_rows import quantize_rows
+from qtool.runs.by_rows import nearest, quantize_rows
 from qtool.runs.digests import add_digests
 from qtool.runs.journal import Journal
 from qtool.runs.outcome import Outcome
@@ -286,22 +286,23 @@ def _by_rows(
 ) -> LayerReport:
     """Round a matrix to nearest and write it, some rows in memory at a time; of the head, which is
     as long as a vocabulary, a view makes no more than these, either."""
-    scheme = planned.action
+    scheme, is_view = planned.action, type(checkpoint) is not Checkpoint
     assert isinstance(scheme, Scheme)
-    largest = shared.largest_of_all(planned) if scheme.is_float and scheme.outer else None
-    options = rtn.Options(request.recipe.clips, largest)
-    rounding = rtn.rounding_on(request.device)
-
-    def rounded(weight: NDArray[np.float32]) -> GroupQuant:
-        return rtn.quantize(weight, None, scheme, options, 1, rounding).quant
-
+    rounded = partial(
+        nearest,
+        scheme=scheme,
+        recipe=request.recipe,
+        device=request.device,
+        largest=shared.largest_of_all(planned) if scheme.is_float and scheme.outer else None,
+    )
+    outside = planned.block is None
     found = quantize_rows(
         planned,
         checkpoint,
         rounded,
         sink.packed,
-        read=None if planned.block is None else rows_of(checkpoint, planned.name),
-        weights=CACHED_AT_ONCE if request.device is None else ROWS_AT_ONCE,
+        read=None if outside else rows_of(checkpoint, planned.name),
+        weights=ROWS_AT_ONCE if request.device or (outside and is_view) else CACHED_AT_ONCE,
     )
     sink.plain(found.arrays)
     return LayerReport(planned.name, str(scheme), found.error, WEIGHTS, found.coarseness)

@@ -54,7 +54,7 @@ class Sink:
         self.writer = StreamWriter(folder, plan.layout)
         self._format = FORMATS[plan.format]
         self._options = format_options(plan.recipe)
-        self.pack_seconds: list[float] = []  # of every matrix, whichever thread packed it
+        self.pack_seconds: list[float] = []  # and of writing what was packed, by whichever thread
 
     def __enter__(self) -> "Sink":
         return self
@@ -67,17 +67,17 @@ class Sink:
     ) -> None:
         """Pack and write one matrix, and the scale of its input where the format stores one."""
         module = planned.name.removesuffix(".weight")
-        began = time.monotonic()
         self.plain(self.packed(planned, quant))
         if input_scale is not None:
             name = f"{module}.{self._options.input_scale}"
             self.writer.add(name, np.array([input_scale], np.float32))
-        self.pack_seconds.append(time.monotonic() - began)
 
     def packed(self, planned: Planned, quant: GroupQuant) -> dict[str, NDArray[Any]]:
         """What the format stores of a matrix, or of some of its rows, by name."""
         module = planned.name.removesuffix(".weight")
+        began = time.monotonic()
         found: dict[str, NDArray[Any]] = self._format.pack(module, quant, self._options)
+        self.pack_seconds.append(time.monotonic() - began)
         return found
 
     def dense(self, planned: Planned, values: NDArray[np.float32] | None = None) -> None:
@@ -88,12 +88,14 @@ class Sink:
             self.writer.add(planned.name, from_float32(values, planned.dtype, planned.name))
 
     def _parts(self, planned: Planned) -> Iterator[NDArray[np.uint8]]:
-        """The source's bytes of a tensor, each number looked at."""
+        """The source's bytes of a tensor, each number looked at; of a view, which may have to make
+        more of it than is asked for, all together."""
         name, size = planned.name, self.checkpoint.tensors[planned.name].nbytes
         width = size // max(1, math.prod(planned.shape))
-        for start in range(0, size, _READ_AT_ONCE):
-            stop = min(size, start + _READ_AT_ONCE)
-            whole = size <= _READ_AT_ONCE
+        whole = size <= _READ_AT_ONCE or type(self.checkpoint) is not Checkpoint
+        step = max(1, size) if whole else _READ_AT_ONCE
+        for start in range(0, size, step):
+            stop = min(size, start + step)
             raw = self.checkpoint.raw(name) if whole else self.checkpoint.stretch(name, start, stop)
             if planned.dtype in FLOAT_DTYPES:
                 values = to_float32(raw, planned.dtype, (raw.size // width,))
@@ -102,8 +104,10 @@ class Sink:
 
     def plain(self, tensors: Mapping[str, NDArray[Any]]) -> None:
         """Write planned tensors as they are: packed, or such as no tensor of the source becomes."""
+        began = time.monotonic()
         for name, array in tensors.items():
             self.writer.add(name, array)
+        self.pack_seconds.append(time.monotonic() - began)
 
     def checksums(self, block: int | None) -> dict[str, int]:
         """The CRC-32 of every tensor written for a block, or for what is outside of blocks."""

@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool.checkpoints.checkpoint import Checkpoint
-from qtool.formats.safetensors_file import to_float32
+from qtool.errors import UnsupportedError
+from qtool.formats.safetensors_file import FLOAT_DTYPES, to_float32
 from qtool.formats.safetensors_header import TensorInfo
 from qtool.native.floats import from_bfloat16, from_float16
 
@@ -54,6 +55,11 @@ def rows_of(source: Weights, name: str) -> Rows:
     """The rows of a float matrix as float32. Of a view, which may have to make more of it than is
     asked for, the whole is kept in its own dtype."""
     info = source.tensors[name]
+    if info.dtype not in FLOAT_DTYPES:
+        raise UnsupportedError(
+            f"{name}: expected weights in F32, F16 or BF16, found {info.dtype}; this version reads "
+            "no other"
+        )
     whole = None if type(source) is Checkpoint else source.array(name)
 
     def rows(first: int, last: int) -> NDArray[np.float32]:

@@ -85,7 +85,8 @@ class Sums:
     @property
     def stored(self) -> float:
         """The sum of Q Q, of what it is where W is 0 altogether."""
-        return max(0.0, self.lost + float((2 * self.tiles[0][1] - self.tiles[0][0]).sum()))
+        found = self.lost + float((2 * self.tiles[0][1] - self.tiles[0][0]).sum())
+        return 0.0 if found <= 0 else found
 
 
 def sums_of(quant: GroupQuant, pair: SideBySide) -> Sums:

@@ -212,7 +212,8 @@ def group_means(quant: GroupQuant, values: NDArray[np.generic]) -> NDArray[np.fl
     """The mean of values [out, in] over each group, [out, groups]."""
     rows, columns = values.shape
     groups = quant.scale.shape[1]
-    if quant.g_idx is None and columns % groups == 0:
+    width = quant.scheme.group_size if quant.scheme.group_size > 0 else columns
+    if quant.g_idx is None and columns == groups * width:
         cut = values.reshape(rows, groups, columns // groups)
         return np.asarray(cut.mean(axis=2, dtype=np.float64))
     index = quant.group_index()

@@ -17,6 +17,7 @@ Floats = NDArray[np.float32]
 MOST_ROWS = 256
 _WEIGHTS = 1 << 18  # at once, which caches hold
 _FEW = 16  # weights of a sum that are quicker added otherwise
+_LOST = 1e-28  # float32's squares of numbers far below its root are 0
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ def sums_of_products(
         cut = one.reshape(-1, unit)
         by = np.ones(unit, np.float32) if other is None else other.reshape(-1, unit)
         few = cut @ by if other is None else np.einsum("ij,ij->i", cut, by)
-        if np.isfinite(few).all():  # else float32 may be too narrow for the squares
+        if _in_reach(few, one):
             units = few.reshape(rows, columns // unit).astype(np.float64)
             return [_added(units, width // unit) for width in widths]
     products = one.astype(np.float64)
@@ -96,8 +97,14 @@ def _added(values: NDArray[np.float64], width: int) -> NDArray[np.float64]:
 def square_of(values: Floats) -> float:
     """The sum of squares of a piece."""
     flat = np.ascontiguousarray(values).reshape(-1)
-    found = float(np.dot(flat, flat))
-    return found if np.isfinite(found) else float(np.square(flat, dtype=np.float64).sum())
+    found = np.dot(flat, flat)
+    return float(found if _in_reach(found, flat) else np.square(flat, dtype=np.float64).sum())
+
+
+def _in_reach(sums: Floats | np.floating, values: Floats) -> bool:
+    """Whether float32 is wide enough for sums of products: they are finite, and not lost."""
+    most = np.abs(sums).max()
+    return bool(_LOST <= most < np.inf) or (most < _LOST and not values.any())
 
 
 def norm(values: Floats) -> float:
