@@ -3,17 +3,23 @@
 import tracemalloc
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import header_files
+import numpy as np
 import pytest
 from quantizing import files, quantize
 
 from qtool.checkpoints.checkpoint import Checkpoint
+from qtool.converting import view as converted
+from qtool.errors import UnsupportedError
 from qtool.hub import tiny_folder
 from qtool.planning.plan import make_plan
 from qtool.planning.shapes import CACHED_AT_ONCE
 from qtool.recipe.recipe import load
 from qtool.runs import by_rows, pipeline
+from qtool.runs import sink as sink_module
+from qtool.runs.progress import Progress
 from qtool.runs.sink import Sink
 from qtool.scheme import Scheme
 from qtool.streaming.weights import rows_of
@@ -64,3 +70,47 @@ def test_memory_is_that_of_some_rows_and_of_what_they_become(recipe: str, tmp_pa
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < stored + 16e6, peak - stored
+
+
+def test_a_refusal_names_the_row_of_the_matrix(tmp_path: Path) -> None:
+    """Of the last of many rows that are rounded together."""
+    model = header_files.write(tmp_path / "m", header_files.llama(1, 1024, 2048, 256), dtype="F32")
+    info = Checkpoint.open(model).tensors["model.layers.0.mlp.up_proj.weight"]
+    with (model / "model.safetensors").open("r+b") as file:
+        file.seek(info.start + 4 * (1900 * 1024 + 5))
+        file.write(np.float32(3e7).tobytes())
+    with pytest.raises(UnsupportedError, match=r"up_proj\.weight: row 1900, group 0 needs"):
+        quantize(model, "w4g128-rtn", tmp_path / "out")
+
+
+def test_a_matrix_of_other_numbers_is_named(tmp_path: Path) -> None:
+    checkpoint = Checkpoint.open(header_files.write(tmp_path / "m", {"a": (8, 8)}, dtype="I8"))
+    with pytest.raises(UnsupportedError, match="a: expected weights in F32, F16 or BF16, found I8"):
+        rows_of(checkpoint, "a")
+
+
+def test_a_view_makes_what_it_copies_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However large it is; and packing takes the time that it takes."""
+    source = quantize(tiny_folder(), "fp8-block", tmp_path / "fp8").out
+    read: list[str] = []
+    plain = converted.plain
+
+    def counted(tensor: Any, *rest: Any) -> Any:
+        read.append(tensor.name)
+        return plain(tensor, *rest)
+
+    monkeypatch.setattr(converted, "plain", counted)
+    monkeypatch.setattr(sink_module, "_READ_AT_ONCE", 4096)
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text(
+        "# of a test\nmethod: rtn\nformat: awq\n"
+        "weights: {bits: 4, group_size: 128, symmetric: false}\n"
+        "overrides: [{match: '*.mlp.*', dense: true}]\n"
+    )
+    request = pipeline.Request(
+        model="x", source=source, recipe=load(str(recipe)), out=tmp_path / "out", stats=None,
+        threads=4, max_shard_bytes=1 << 30, requantize=True,
+    )  # fmt: skip
+    summary = pipeline.run(request, Progress(quiet=True))
+    assert summary.seconds["pack"] > 0
+    assert len(read) == len(set(read)) == 28

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from contextlib import suppress
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import quantizing
 from typer.testing import CliRunner
 
 from qtool.calibrating import blockwise, placed
-from qtool.checkpoints.checkpoint import Checkpoint
+from qtool.checkpoints.checkpoint import Checkpoint, View
 from qtool.cli.main import app
 from qtool.errors import UnsupportedError
 from qtool.gguf.quantize import run_gguf
@@ -336,6 +337,35 @@ def test_rounding_to_nearest_is_estimated(
     model = Checkpoint.open(header_files.write(tmp_path / "m", shapes))
     planned = make_plan(load(recipe), model, threads=threads)
     assert measured <= planned.peak_rss_bytes / 2**20 <= 1.25 * measured
+
+
+@pytest.mark.parametrize(
+    ("recipe", "threads", "measured"),
+    [
+        ("fp8-dynamic", 1, 257), ("fp8-dynamic", 2, 330), ("fp8-dynamic", 4, 450),
+        ("w4g128-rtn", 1, 238), ("w4g128-rtn", 2, 334), ("w4g128-rtn", 4, 488),
+    ],
+)  # fmt: skip
+def test_what_a_view_makes_is_estimated(
+    recipe: str, threads: int, measured: int, tmp_path: Path
+) -> None:
+    """As measured of `--requantize`, of two layers 2048 wide in FP8."""
+    shapes = header_files.llama(2, 2048, 14336, 256)
+    model = Checkpoint.open(header_files.write(tmp_path / "m", shapes, dtype="BF16"))
+    view = View(**{one.name: getattr(model, one.name) for one in fields(model)}, source=model)
+    planned = make_plan(load(recipe), view, threads=threads)
+    assert measured <= planned.peak_rss_bytes / 2**20 <= 1.25 * measured
+
+
+@pytest.mark.parametrize(
+    ("recipe", "threads", "measured"), [("fp8-block", 2, 490), ("mxfp4", 2, 479), ("mxfp4", 4, 482)]
+)
+def test_wide_rows_are_estimated(recipe: str, threads: int, measured: int, tmp_path: Path) -> None:
+    """As measured of a layer of 53248 x 1024, of which the fewest rows are many numbers."""
+    shapes = header_files.llama(1, 1024, 53248, 256)
+    model = Checkpoint.open(header_files.write(tmp_path / "m", shapes, dtype="BF16"))
+    planned = make_plan(load(recipe), model, threads=threads)
+    assert measured <= planned.peak_rss_bytes / 2**20 <= 1.3 * measured
 
 
 SEARCH = ["transforms=[smooth]", "smooth.alpha=search"]

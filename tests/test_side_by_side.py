@@ -1,6 +1,7 @@
 """A matrix beside its source, some rows at a time: the sums of the whole, in little memory."""
 
 import tracemalloc
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from qtool.scheme import GroupQuant, Scheme
 from qtool.verification import side_by_side
 from qtool.verification.fit import fit
 from qtool.verification.likeness import sums_of
+from qtool.verification.matrix import group_means
 from qtool.verification.scaling import compare
 from qtool.verification.side_by_side import SideBySide, rows_of_array, rows_of_quant
 
@@ -29,8 +31,6 @@ def rounded(weight: Floats, group_size: int = 32) -> GroupQuant:
 
 
 def reordered(quant: GroupQuant) -> GroupQuant:
-    from dataclasses import replace
-
     index = np.random.default_rng(1).permutation(quant.group_index())
     return replace(quant, g_idx=index.astype(np.int32))
 
@@ -113,3 +113,26 @@ def test_memory_does_not_grow_with_the_matrix(norms: dict[str, Floats]) -> None:
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < 20e6 and peaks[1] - peaks[0] < 1.0 * 1536 * 4096
+
+
+@pytest.mark.parametrize("factor", [1e-24, 1e-30])
+def test_numbers_whose_squares_float32_loses_are_counted(factor: float) -> None:
+    weight = (normal(64, 64) * np.float32(factor)).astype(np.float32)
+    found = compare("w", rounded(normal(64, 64, 3)), rows_of_array(weight), {})
+    assert found.wrong and found.error > 1e20
+    zeros = replace(rounded(weight), scale=np.zeros((64, 2), np.float16))
+    assert compare("w", zeros, rows_of_array(weight), {}).error == pytest.approx(1)
+
+
+def test_what_is_no_number_beside_zeros_is_no_number() -> None:
+    quant = rounded(normal(8, 64))
+    quant.scale[2, 1] = np.nan
+    assert np.isnan(compare("w", quant, rows_of_array(np.zeros((8, 64), np.float32)), {}).error)
+
+
+def test_ragged_groups_are_cut_where_they_end() -> None:
+    quant = rounded(normal(4, 70), 16)  # five groups, whose width is not 70 / 5
+    index = quant.group_index()
+    means = group_means(quant, quant.codes)
+    for group in range(5):
+        assert np.allclose(means[:, group], quant.codes[:, index == group].mean(axis=1))

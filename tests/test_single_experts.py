@@ -145,6 +145,7 @@ def test_verify_names_the_case(single: Path) -> None:
 
 
 GONE, BIAS = f"{EXPERTS}.down_projs.3.weight", f"{EXPERTS}.gate_up_projs.2.bias"
+FIRST = f"{EXPERTS}.down_projs.0.weight"
 
 
 @pytest.mark.parametrize(
@@ -155,6 +156,8 @@ GONE, BIAS = f"{EXPERTS}.down_projs.3.weight", f"{EXPERTS}.gate_up_projs.2.bias"
          rf"{BIAS} is BF16 \[7\], where expert 0 has BF16 \[192\]"),
         (lambda state: state.update({f"{EXPERTS}.down_proj": torch.zeros(5, 96, 64)}),
          r"has both .*down_proj and .*down_projs\.\d\.weight"),
+        (lambda state: state.update({FIRST: torch.zeros(0, 8, dtype=torch.bfloat16)}),
+         rf"{FIRST} is \[0, 8\], expected \[out, in\] of an expert"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_together(

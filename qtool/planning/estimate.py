@@ -48,9 +48,10 @@ PAIR_BYTES, STEP_BYTES, WIDE_STEP_BYTES = 10, 27, 22
 # Temporary bytes per weight while a matrix is rounded and packed (float32 copies, codes, words).
 ROUNDING_BYTES_PER_WEIGHT = 14
 # Where its rows are rounded some at a time: what these take, at most, and for each number of the
-# largest tensor; and what is left in memory of each thread, of a matrix as it is stored. Of rows so
-# wide that the fewest of them are more; and of a matrix that a view makes, a byte of it.
-BAND_BYTES_PER_WEIGHT, VIEW_BYTES_PER_BYTE = 24, 1.25
+# largest tensor; and what is left in memory of each thread, of a matrix as it is stored. The same
+# of rows so wide that the fewest of them are more, and of those that are compared at the end; and
+# where a view makes the matrices, for each byte of one.
+BAND_BYTES_PER_WEIGHT, COMPARED_ROWS, VIEW_BYTES_PER_BYTE = 24, 256, 1.1
 ROWS_BYTES, ROWS_BYTES_PER_WEIGHT, KEPT_BYTES_OF_ROUNDED = 20_000_000, 7, 0.97
 # The same of whole-number codes whose groups are neighbours, which the kernels read back: codes,
 # what they stand for, words.
@@ -112,16 +113,18 @@ def encoding(shapes: Shapes) -> Peak:
 def _plain_peak(shapes: Shapes, setting: Setting) -> Peak:
     """The same of a run that rounds each matrix on its own: some rows a thread are there, and all
     of what they become; then one after another is read back."""
+    threads = setting.threads
     rows = min(ROWS_BYTES, ROWS_BYTES_PER_WEIGHT * shapes.largest)
-    rows = max(rows, BAND_BYTES_PER_WEIGHT * shapes.band)
-    view = int(setting.threads * VIEW_BYTES_PER_BYTE * shapes.viewed)
-    wide = (setting.threads - 1) * max(0, rows - ROWS_BYTES)
-    whole = setting.threads * shapes.whole * ROUNDING_BYTES_PER_WEIGHT
-    kept = int((setting.threads - 1) * shapes.quantized * KEPT_BYTES_OF_ROUNDED)
+    band = max(0, BAND_BYTES_PER_WEIGHT * shapes.band - ROWS_BYTES)
+    reported = BAND_BYTES_PER_WEIGHT * COMPARED_ROWS * shapes.width
+    view = int(threads * VIEW_BYTES_PER_BYTE * shapes.viewed)
+    whole = threads * shapes.whole * ROUNDING_BYTES_PER_WEIGHT
+    kept = int((threads - 1) * shapes.quantized * KEPT_BYTES_OF_ROUNDED)
+    together = threads * rows + band + reported + shapes.quantized
     stages = [
-        Peak(setting.threads * rows + view, "some rows for each thread"),
+        Peak(together + view, "some rows for each thread"),
         Peak(whole + view, "one tensor for each thread"),
-        Peak(rows + wide + shapes.back + kept + view, "a quantized matrix, read back"),
+        Peak(rows + shapes.back + kept + view, "a quantized matrix, read back"),
         Peak(rows + shapes.head, "the quantized head, read back"),
     ]
     most = max(stages, key=lambda stage: stage.nbytes)

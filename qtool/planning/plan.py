@@ -21,6 +21,7 @@ from qtool.checkpoints.fused_experts import matrices
 from qtool.checkpoints.structure import BlockStack
 from qtool.errors import UnsupportedError
 from qtool.formats import FORMATS
+from qtool.formats.dtypes import byte_size
 from qtool.formats.facts import Options
 from qtool.formats.safetensors_file import Layout, TensorInfo, TensorSpec, plan_shards
 from qtool.planning import (
@@ -257,7 +258,8 @@ def make_plan(
     handed = handed_on(checkpoint.config, recipe.calibration.length)
     counted = shapes.shapes_of(recipe, planned, active, handed)
     if type(checkpoint) is not Checkpoint:
-        sizes = (tensor.nbytes for tensor in planned if tensor.scheme and tensor.block is not None)
+        inside = [one for one in planned if one.scheme is not None and one.block is not None]
+        sizes = (byte_size(one.dtype, one.shape) for one in inside)
         counted = replace(counted, viewed=max(sizes, default=0))
     if from_stats:
         counted = replace(counted, guides=False, fed_back=0, text=0)

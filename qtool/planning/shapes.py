@@ -167,6 +167,7 @@ class Shapes:
     whole: int = 0  # numbers in the largest whose rows are rounded together
     back: int = 0  # bytes that reading the largest quantized one back takes
     band: int = 0  # numbers in the fewest rows that are rounded together
+    width: int = 0  # of the widest quantized matrix
     viewed: int = 0  # bytes of the largest of them in its source, where that is a view
     heads: tuple[int, int] = (0, 0)  # weights of that or of the embedding, and bytes of both stored
     count: int = 0  # of all blocks
@@ -229,7 +230,7 @@ def shapes_of(
 
     inside: dict[int, list[Planned]] = defaultdict(list)
     outside = vocabulary = quantized = largest = hidden = head = longest = stored = 0
-    whole = back = band = 0
+    whole = back = band = width = 0
     turned: list[int] = []
     matrices: list[tuple[int, ...]] = []
     floats = False
@@ -244,6 +245,7 @@ def shapes_of(
         elif tensor.scheme is not None:
             quantized = max(quantized, tensor.parameters)
             back = max(back, read_back(tensor))
+            width = max(width, tensor.shape[-1])
             if tensor.scheme.by_rows:
                 band = max(band, rows_together(tensor.scheme.rows) * tensor.shape[1])
             else:
@@ -305,6 +307,7 @@ def shapes_of(
         whole=whole,
         back=back,
         band=band,
+        width=width,
         blocks=tuple(blocks),
         grams=grams,
         chained=recipe.shares_scales,
