@@ -1,22 +1,26 @@
 """`qtool verify --against`: errors that the grid explains, folds undone, damage named."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 from quantizing import quantize
 from safetensors.numpy import save_file
+from safetensors.torch import load_file as load_torch
+from safetensors.torch import save_file as save_torch
 
 from qtool.cli.verify import lines
 from qtool.dequantize import dequantize
 from qtool.formats.float_codes import encode
 from qtool.gguf.quantize import run_gguf
 from qtool.gguf.request import GgufRequest
-from qtool.hub import resolve
+from qtool.hub import resolve, tiny_folder
 from qtool.methods import rtn
 from qtool.recipe.recipe import Recipe, load
 from qtool.runs.digests import add_digests
@@ -365,3 +369,18 @@ def test_one_gguf_against_another(tmp_path: Path) -> None:
     found = [f for f in verdict.findings if f.severity != "note"]
     assert [f.check for f in found] == ["provenance"] and verdict.ok  # bfloat16 it was
     assert all(layer.relative_error < 0.01 for layer in verdict.layers)
+
+
+def test_another_model_that_is_near_is_told_by_the_record(tmp_path: Path) -> None:
+    """A fine-tune whose weights are within what rounding makes."""
+    quantize(tiny_folder(), "w4g128-rtn", tmp_path / "made")
+    assert not verify_artifact(tmp_path / "made", against=tiny_folder()).findings
+    shutil.copytree(tiny_folder(), tmp_path / "tuned")
+    tensors = load_torch(tmp_path / "tuned" / "model.safetensors")
+    weight = tensors["model.layers.1.mlp.up_proj.weight"]
+    noise = torch.randn(weight.shape, generator=torch.Generator().manual_seed(0))
+    weight.add_((noise * 0.02 * weight.std()).to(weight.dtype))
+    save_torch(tensors, tmp_path / "tuned" / "model.safetensors", {"format": "pt"})
+    (finding,) = verify_artifact(tmp_path / "made", against=tmp_path / "tuned").findings
+    assert (finding.severity, finding.check) == ("note", "made-of")
+    assert "by qtool.json the artifact was made of other files than those given" in finding.message

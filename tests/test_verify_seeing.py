@@ -69,8 +69,9 @@ def test_a_decoder_is_compared(kind: str, decoder: Path, tmp_path: Path) -> None
     out = tmp_path / "out"
     quantize(decoder, "w4g64-rtn", out)
     verdict = verify_artifact(out, against=source)
-    (finding,) = verdict.findings
+    finding, made_of = verdict.findings
     assert (finding.severity, finding.check) == ("note", "against")
+    assert (made_of.severity, made_of.check) == ("note", "made-of")
     assert "the source's decoder alone, without 1 tensor that the source sees" in finding.message
     assert len(verdict.layers) == 7
     with raw.edited(out) as tensors:

@@ -233,7 +233,7 @@ def _quantize_each(
     progress: Progress,
     journal: Journal,
 ) -> Outcome:
-    """Without a forward pass every tensor stands alone; one a thread is in memory."""
+    """Without a forward pass every tensor stands alone; some rows of one a thread are in memory."""
     shared = SharedScales(plan, checkpoint)
     rounding = rtn.rounding_on(request.device)
 

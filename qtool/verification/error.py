@@ -32,7 +32,7 @@ from qtool.verification.side_by_side import (
 )
 from qtool.verification.subject import Subject
 
-CHECK = "layer-error"
+CHECK, MADE_OF = "layer-error", "made-of"
 _ROUNDING = 0.01  # relative: what another dtype may change
 _MANY_OFF = 0.5  # of the groups: the convention is wrong, not single zeros
 _FEW_OFF = 0.001
@@ -322,11 +322,30 @@ def _rotated(subject: Subject) -> str:
 
 
 def _other_model(subject: Subject) -> str:
-    """Whether the provenance names another source: only worth its reading where errors are odd."""
+    """Whether the provenance names another source."""
+    match _made_of_it(subject):
+        case None:
+            return "; was it made of another model?"
+        case True:
+            return "; by qtool.json the artifact was made of this model"
+        case False:
+            return "; by qtool.json the artifact was made of another model than this one"
+
+
+def _made_of_it(subject: Subject) -> bool | None:
+    """Whether the source has the digest that the provenance names; None where it names none."""
     record = (subject.artifact.provenance or {}).get("source")
     said = record.get("digest") if isinstance(record, Mapping) else None
-    if isinstance(said, str) and isinstance(subject.source, Checkpoint):
-        if said != f"sha256:{subject.source.digest()}":
-            return "; by qtool.json the artifact was made of another model than this one"
-        return "; by qtool.json the artifact was made of this model"
-    return "; was it made of another model?"
+    if not isinstance(said, str) or not isinstance(subject.source, Checkpoint):
+        return None
+    return said == f"sha256:{subject.source.digest()}"
+
+
+def check_made_of(subject: Subject) -> Iterator[Finding]:
+    """made-of: the files that the artifact was made of, by its own record."""
+    if _made_of_it(subject) is False:
+        yield Finding(
+            "note", MADE_OF, "",
+            "by qtool.json the artifact was made of other files than those given: a copy that was "
+            "saved anew, another revision, or another model, whose errors may look like these",
+        )  # fmt: skip

@@ -200,7 +200,7 @@ def _verdict(
             checks.append(name)
             findings += _said(name, numeric(subject.artifact, matrices))
         if source is not None:
-            checks += [error.CHECK, "folds"]
+            checks += [error.CHECK, "folds", error.MADE_OF]
             others, changed = error.dense_compared(subject, norms, compared)
             findings += changed
             everything = folds.settled(subject, [*compared, *others])
@@ -208,6 +208,7 @@ def _verdict(
             findings += _said(error.CHECK, error.check_errors(subject, compared))
             findings += _said(error.CHECK, biases.check_biases(subject, everything, norms))
             findings += folds.check_folds(subject, everything, norms)
+            findings += _said(error.MADE_OF, error.check_made_of(subject))
         layers = error.layer_errors(subject, compared)
     if against is not None and any(one.severity == "error" for one in findings):
         findings += source_tensors.check_quantized(against)
