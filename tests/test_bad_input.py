@@ -271,3 +271,20 @@ def test_recipe_files(model: Path, tmp_path: Path, call: Call) -> None:
     said = call("quantize", model, "--recipe", "w4g128-gtpq", "-o", tmp_path / "out")
     assert_one_sentence(said, "recipe 'w4g128-gtpq' does not exist", "w4g128-gptq")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("recipe", ["w8-rtn", "q4_k_m"])
+def test_an_adapter_that_is_not_merged(
+    recipe: str, model: Path, tmp_path: Path, call: Call
+) -> None:
+    """Its matrices were taken for the model's."""
+    stem = "model.layers.0.self_attn.q_proj."
+    tensors = load_file(model / "model.safetensors")
+    tensors[f"{stem}base_layer.weight"] = tensors.pop(f"{stem}weight")
+    for name, shape in (("lora_A", (128, 256)), ("lora_B", (256, 128))):
+        tensors[f"{stem}{name}.default.weight"] = np.zeros(shape, np.float32)
+    save_file(tensors, model / "model.safetensors", {"format": "pt"})
+    before = snapshot(tmp_path)
+    said = call("quantize", str(model), "--recipe", recipe, "-o", str(tmp_path / "out"))
+    assert_one_sentence(said, str(model), "not merged", "base_layer.weight", "merge it first")
+    assert snapshot(tmp_path) == before
