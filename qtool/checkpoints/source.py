@@ -1,28 +1,19 @@
 """What a recipe is applied to: a checkpoint, or one that is quantized seen as a plain one."""
 
-import re
-from collections.abc import Collection
 from pathlib import Path
 
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.checkpoints.fused_experts import well_named
 from qtool.checkpoints.single_experts import stacked
-from qtool.errors import SourceError, UnsupportedError
+from qtool.errors import UnsupportedError
 
 _RELEASED = "mxfp4"
-# As PEFT names what an adapter has, and the layer below it.
-_ADAPTER = re.compile(r"\.(lora_[AB]|base_layer)\.")
 
 
 def opened(path: Path, requantize: bool) -> Checkpoint:
     """The checkpoint or, with --requantize, the view of one that is quantized. gpt-oss as it is
-    released stays as it is: GGUF recipes keep its experts.
-
-    SourceError where an adapter is not merged: its matrices are none of the model's.
-    """
-    checkpoint = Checkpoint.open(path)
-    _check_merged(path, checkpoint.tensors)
-    checkpoint = stacked(well_named(checkpoint))
+    released stays as it is: GGUF recipes keep its experts."""
+    checkpoint = stacked(well_named(Checkpoint.open(path)))
     if not requantize:
         return checkpoint
     if _format(checkpoint) in ("dense", _RELEASED):
@@ -31,16 +22,6 @@ def opened(path: Path, requantize: bool) -> Checkpoint:
     from qtool.converting.view import plain_view
 
     return plain_view(path)
-
-
-def _check_merged(path: Path, names: Collection[str]) -> None:
-    found = [name for name in names if _ADAPTER.search(name)]
-    if found:
-        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-        raise SourceError(
-            f"{path}: holds an adapter that is not merged into the weights ({found[0]}{more}); "
-            "merge it first (PEFT's `model.merge_and_unload()`) and save the model again"
-        )
 
 
 def _format(checkpoint: Checkpoint) -> str:

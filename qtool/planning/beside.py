@@ -1,6 +1,7 @@
 """What makes another model of a source's weights, or half of one: adapters, second copies, a
 config.json or a tokenizer of another, tensors that are missing."""
 
+import re
 from dataclasses import replace
 
 from qtool.checkpoints.checkpoint import Checkpoint
@@ -10,13 +11,14 @@ from qtool.errors import QtoolError, UnsupportedError
 _ADAPTER = "adapter_config.json"  # peft's
 _ADAPTER_WEIGHTS = "adapter_model"
 _ADAPTED = ".lora_"  # in the name of each of its matrices
+_NOT_MERGED = re.compile(r"\.(lora_[AB]|base_layer)\.")  # and what is below it
 _WRAPPED = "base_model.model."
 _SINGLE = "model.safetensors"
 _MERGE = "PeftModel.from_pretrained(MODEL, ADAPTER).merge_and_unload().save_pretrained(OUT)"
 
 
 def refuse_adapter(checkpoint: Checkpoint) -> None:
-    """UnsupportedError where the weights are those of an adapter alone."""
+    """UnsupportedError where the weights are those of an adapter, alone or not merged."""
     files = [file.name.startswith(_ADAPTER_WEIGHTS) for file in checkpoint.files]
     if (files and all(files)) or all(_ADAPTED in name for name in checkpoint.tensors):
         raise UnsupportedError(
@@ -28,6 +30,12 @@ def refuse_adapter(checkpoint: Checkpoint) -> None:
         raise UnsupportedError(
             f"{checkpoint.path}: its tensors are named as peft wraps a model ({_WRAPPED}...), so "
             f"that no engine knows them; merge and save it with peft: {_MERGE}"
+        )
+    if apart := [name for name in checkpoint.tensors if _NOT_MERGED.search(name)]:
+        more = f" and {len(apart) - 1} more" if len(apart) > 1 else ""
+        raise UnsupportedError(
+            f"{checkpoint.path}: holds an adapter that is not merged into the weights ({apart[0]}"
+            f"{more}); merge it first, with peft: {_MERGE}"
         )
 
 
