@@ -75,12 +75,18 @@ def as_array(raw: NDArray[np.uint8], dtype: str, shape: Sequence[int]) -> NDArra
     return raw.view(NUMPY_DTYPES[dtype]).reshape(tuple(shape))
 
 
-def to_float32(raw: NDArray[np.uint8], dtype: str, shape: Sequence[int]) -> NDArray[np.float32]:
-    """Raw bytes of a float tensor as float32; exact for F16, BF16 and F32."""
+def check_floats(dtype: str, name: str = "") -> None:
+    """UnsupportedError, naming the tensor where that is told, for what is no float that is read."""
     if dtype not in FLOAT_DTYPES:
         raise UnsupportedError(
-            f"expected weights in F32, F16 or BF16, found {dtype}; this version reads no other"
+            f"{name and f'{name}: '}expected weights in F32, F16 or BF16, found {dtype}; this "
+            "version reads no other"
         )
+
+
+def to_float32(raw: NDArray[np.uint8], dtype: str, shape: Sequence[int]) -> NDArray[np.float32]:
+    """Raw bytes of a float tensor as float32; exact for F16, BF16 and F32."""
+    check_floats(dtype)
     array = as_array(raw, dtype, shape)
     if dtype == "BF16":
         wide = array.astype(np.uint32)

@@ -200,7 +200,7 @@ def _write_failed(path: Path, error: OSError) -> Exception:
     return UnsupportedError(f"{path}: cannot be written ({error.strerror})")
 
 
-_AT_ONCE = 1 << 24  # bytes of a tensor, read back together
+_AT_ONCE = 1 << 22  # bytes of a tensor, read back together
 
 
 def checksum(path: Path, info: TensorInfo) -> int:

@@ -60,14 +60,15 @@ def quantize(
     """weight [out, in] to codes. largest: max|w| of all that shares one scale of the whole matrix
     with these rows; their own without. What is larger all the same becomes the largest number."""
     found = grids(weight, scheme, largest, search, threads)
-    steps, width = _row_steps(found), grid.group_width(scheme, weight.shape[1])
+    steps, width = _plain(found.row_scale()), grid.group_width(scheme, weight.shape[1])
     codes = kernel.codes_of(_plain(weight), steps, scheme.book, width, threads=threads)
     return replace(found, codes=codes)
 
 
 def rounded(weight: Floats, scheme: Scheme) -> Floats:
     """quantize().dequantize(), in a fraction of the time."""
-    steps, width = _row_steps(grids(weight, scheme)), grid.group_width(scheme, weight.shape[1])
+    width = grid.group_width(scheme, weight.shape[1])
+    steps = _plain(grids(weight, scheme).row_scale())
     return kernel.rounded(_plain(weight), steps, scheme.book, width, threads=1)
 
 
@@ -113,7 +114,7 @@ def levels(quant: GroupQuant) -> native.Levels:
     """What codes of these grids stand for; a code that is no number, what the largest does."""
     book = TABLES[quant.scheme.book][: 1 << quant.scheme.bits]
     known = np.where(np.isfinite(book), book, np.float32(LARGEST[quant.scheme.book]))
-    step = np.ascontiguousarray(quant.row_scale())
+    step = _plain(quant.row_scale())
     return native.Levels(grid.group_width(quant.scheme, quant.shape[1]), step, None, known)
 
 
@@ -177,21 +178,6 @@ def _power(tops: Floats, scheme: Scheme) -> Floats:
     _, found = np.frexp(tops)
     exponent = np.where(tops == 0, 0, np.clip(found - top, -127, 126))
     return np.ldexp(np.float32(1), exponent).astype(np.float32)
-
-
-def _step(found: GroupQuant) -> Floats:
-    """What codes are multiplied with, in the shape of scales."""
-    scale = found.scale.astype(np.float32)
-    return scale if found.outer is None else scale / np.float32(found.outer)
-
-
-def _row_steps(found: GroupQuant) -> Floats:
-    """The same for each row, [out, groups]."""
-    rows, together = found.shape[0], found.scheme.rows
-    steps = _step(found)
-    if together != 1:
-        steps = steps[np.arange(rows) // (together if together > 0 else max(1, rows))]
-    return _plain(steps)
 
 
 def _plain(values: Floats) -> Floats:

@@ -1,16 +1,18 @@
 """Every packed format to floats in C: its definition bit for bit, on every instruction set."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import packed_definitions as define
 import pytest
+from isas import isa_restored, isas
 from numpy.typing import NDArray
 
 from qtool import native
 from qtool.native.floats8 import dequantize_bytes, dequantize_fp4
 from qtool.native.packing import dequantize, words_shape
+
+__all__ = ["isa_restored"]
 
 DTYPES = ["float32", "float16", "bfloat16"]
 WORDS = [
@@ -23,20 +25,6 @@ WORDS = [
 # (rows, columns, group size): one group and one block, odd numbers, several tiles.
 SHAPES = [(8, 64, 64), (24, 192, 32), (72, 1088, 64), (16, 320, -1)]
 ODD_SHAPES = [(1, 1, 1), (7, 33, 5), (19, 1100, 100), (3, 997, -1), (33, 160, 48)]
-
-
-@pytest.fixture(autouse=True)
-def isa_restored() -> Iterator[None]:
-    """Leaves the instruction set as it was."""
-    before = native.selected()
-    yield
-    native.select(before)
-
-
-def isas() -> Iterator[str]:
-    for isa in native.available():
-        native.select(isa)
-        yield isa
 
 
 def any_float(seed: int, shape: tuple[int, ...]) -> NDArray[np.float32]:

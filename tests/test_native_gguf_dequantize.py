@@ -2,28 +2,22 @@
 
 import ctypes
 import mmap
-from collections.abc import Iterator
 
 import gguf
 import gguf_definitions
 import numpy as np
 import pytest
+from isas import isa_restored
 from numpy.typing import NDArray
 
 from qtool import native, native_gguf
 from qtool.errors import FormatError
 from qtool.gguf_types import BY_NAME, BlockType, block_type
 
+__all__ = ["isa_restored"]
+
 TYPES = list(BY_NAME.values())
 LANES = 16  # of the widest instruction set
-
-
-@pytest.fixture(autouse=True)
-def isa_restored() -> Iterator[None]:
-    """Leaves the instruction set as it was."""
-    before = native.selected()
-    yield
-    native.select(before)
 
 
 def random_blocks(block: BlockType, count: int, seed: int = 0) -> NDArray[np.uint8]:

@@ -5,7 +5,6 @@ compares more weights with the library itself.
 """
 
 import json
-from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 
@@ -13,22 +12,17 @@ import gguf
 import gguf_data
 import numpy as np
 import pytest
+from isas import isa_restored
 
 from qtool import native, native_gguf
 from qtool.errors import FormatError
 from qtool.gguf_types import BY_NAME
 
+__all__ = ["isa_restored"]
+
 DIGESTS: dict[str, dict[str, list[str]]] = json.loads(
     (Path(__file__).parent / "gguf_digests.json").read_text()
 )
-
-
-@pytest.fixture(autouse=True)
-def isa_restored() -> Iterator[None]:
-    """Leaves the instruction set as it was."""
-    before = native.selected()
-    yield
-    native.select(before)
 
 
 def test_every_type_has_digests() -> None:

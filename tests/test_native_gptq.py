@@ -1,22 +1,15 @@
 """The GPTQ column sweep against a float64 loop that recomputes the inverse at every step."""
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 from hessians import Floats, factor, hessian, trace_error
+from isas import isa_restored
 from numpy.typing import NDArray
 
 from qtool import native
 from qtool.errors import UnsupportedError
 
-
-@pytest.fixture
-def isa_restored() -> Iterator[None]:
-    """Leaves the instruction set as it was."""
-    before = native.selected()
-    yield
-    native.select(before)
+__all__ = ["isa_restored"]
 
 
 def group_parameters(w: Floats, bits: int, symmetric: bool) -> tuple[Floats, Floats]:

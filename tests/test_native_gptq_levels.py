@@ -1,13 +1,13 @@
 """The column sweep onto given levels against a float64 loop that recomputes the inverse."""
 
 import itertools
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
 import numpy as np
 import pytest
 from hessians import Floats, factor, hessian, trace_error
+from isas import isa_restored
 from numpy.typing import NDArray
 
 from qtool import native, native_gguf
@@ -15,17 +15,11 @@ from qtool.gguf.levels import SWEPT, Levels, levels, together
 from qtool.gguf_types import BY_NAME, BlockType
 from qtool.native import Points
 
+__all__ = ["isa_restored"]
+
 Order = NDArray[np.int32]
 TYPES = [BY_NAME[name] for name in sorted(SWEPT)]
 each_type = pytest.mark.parametrize("block", TYPES, ids=lambda block: block.name)
-
-
-@pytest.fixture
-def isa_restored() -> Iterator[None]:
-    """Leaves the instruction set as it was."""
-    before = native.selected()
-    yield
-    native.select(before)
 
 
 def normal(rows: int, columns: int, seed: int = 0) -> NDArray[np.float32]:

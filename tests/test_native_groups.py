@@ -1,23 +1,16 @@
 """Rounding group by group in C against the numpy arithmetic of qtool.grid and plain loops."""
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
+from isas import isa_restored
 from numpy.typing import NDArray
 
 from qtool import grid, native
 from qtool.scheme import GroupQuant, Scheme
 
+__all__ = ["isa_restored"]
+
 Floats = NDArray[np.float32]
-
-
-@pytest.fixture
-def isa_restored() -> Iterator[None]:
-    """Leaves the instruction set as it was."""
-    before = native.selected()
-    yield
-    native.select(before)
 
 
 def weights(rows: int, columns: int) -> Floats:

@@ -1,18 +1,19 @@
 """Scales, codes and numbers of small floats in C: the definition's to the bit, on every instruction
 set."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import small_float_definitions as define
+from isas import isa_restored, isas
 from numpy.typing import NDArray
 
-from qtool import native
 from qtool.formats.float_codes import TABLES
 from qtool.native import small_floats
 from qtool.native.small_floats import Tries
+
+__all__ = ["isa_restored"]
 
 Floats = NDArray[np.float32]
 FURTHER = tuple(step for step in range(-6, 6) if step)
@@ -23,19 +24,6 @@ KINDS: list[tuple[str, int, dict[str, Any], float]] = [
     ("e2m1", 256, {"steps": (5, -200, 200)}, 0.25),
 ]  # fmt: skip
 SHAPES = [(1, 16), (5, 80), (3, 1000), (19, 512), (2, 4100)]
-
-
-@pytest.fixture(autouse=True)
-def isa_restored() -> Iterator[None]:
-    before = native.selected()
-    yield
-    native.select(before)
-
-
-def isas() -> Iterator[str]:
-    for isa in native.available():
-        native.select(isa)
-        yield isa
 
 
 def some_weights(rows: int, columns: int) -> Floats:

@@ -12,6 +12,7 @@ as it is then. The constants below are the only measured numbers.
 
 from dataclasses import dataclass, replace
 
+from qtool.planning.duration import REPORTED_ROWS
 from qtool.planning.shapes import ROWS_AT_ONCE, Block, Input, Setting, Shapes, gram_sum_bytes
 
 # Resident bytes of the process before any tensor is read.
@@ -51,7 +52,7 @@ ROUNDING_BYTES_PER_WEIGHT = 14
 # largest tensor; and what is left in memory of each thread, of a matrix as it is stored. The same
 # of rows so wide that the fewest of them are more, and of those that are compared at the end; and
 # where a view makes the matrices, for each byte of one.
-BAND_BYTES_PER_WEIGHT, COMPARED_ROWS, VIEW_BYTES_PER_BYTE = 24, 256, 1.1
+BAND_BYTES_PER_WEIGHT, VIEW_BYTES_PER_BYTE = 24, 1.1
 ROWS_BYTES, ROWS_BYTES_PER_WEIGHT, KEPT_BYTES_OF_ROUNDED = 20_000_000, 7, 0.97
 # The same of whole-number codes whose groups are neighbours, which the kernels read back: codes,
 # what they stand for, words.
@@ -116,7 +117,7 @@ def _plain_peak(shapes: Shapes, setting: Setting) -> Peak:
     threads = setting.threads
     rows = min(ROWS_BYTES, ROWS_BYTES_PER_WEIGHT * shapes.largest)
     band = max(0, BAND_BYTES_PER_WEIGHT * shapes.band - ROWS_BYTES)
-    reported = BAND_BYTES_PER_WEIGHT * COMPARED_ROWS * shapes.width
+    reported = BAND_BYTES_PER_WEIGHT * REPORTED_ROWS * shapes.width
     view = int(threads * VIEW_BYTES_PER_BYTE * shapes.viewed)
     whole = threads * shapes.whole * ROUNDING_BYTES_PER_WEIGHT
     kept = int((threads - 1) * shapes.quantized * KEPT_BYTES_OF_ROUNDED)

@@ -47,6 +47,7 @@ from qtool.planning.planned import Planned
 from qtool.recipe.recipe import Recipe
 from qtool.remarks import told_apart
 from qtool.scheme import Dense, Dropped, Scheme
+from qtool.streaming.weights import is_view
 
 __all__ = ["BlockStack", "Plan", "format_options", "make_plan"]
 
@@ -257,7 +258,7 @@ def make_plan(
     active = structure.active_share(checkpoint.config)
     handed = handed_on(checkpoint.config, recipe.calibration.length)
     counted = shapes.shapes_of(recipe, planned, active, handed)
-    if type(checkpoint) is not Checkpoint:
+    if is_view(checkpoint):
         inside = [one for one in planned if one.scheme is not None and one.block is not None]
         sizes = (byte_size(one.dtype, one.shape) for one in inside)
         counted = replace(counted, viewed=max(sizes, default=0))

@@ -12,23 +12,21 @@ from numpy.typing import NDArray
 from qtool import methods
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.dequantize import dequantize
-from qtool.formats.safetensors_file import to_float32
 from qtool.methods import rtn
+from qtool.planning.duration import REPORTED_ROWS
 from qtool.planning.planned import Planned
 from qtool.planning.shapes import ROWS_AT_ONCE, rows_together
 from qtool.recipe.recipe import Recipe
 from qtool.runs import layer_errors
 from qtool.runs.sink import check_values
 from qtool.scheme import GroupQuant, Scheme
-from qtool.streaming.weights import Rows
+from qtool.streaming.weights import Rows, rows_of
 
 if TYPE_CHECKING:
     from qtool.streaming.device import Device
 
 Floats = NDArray[np.float32]
 Each = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]  # map, side by side or not
-
-_REPORTED = 256  # rows
 
 
 @dataclass(frozen=True)
@@ -52,8 +50,8 @@ def quantize_rows(
     weights: int = ROWS_AT_ONCE,
 ) -> Rounded:
     """A matrix whose scales are each of one row, or of a few. make: quantizes some rows [n, in],
-    told which the first is. pack: what a format stores of them. read: the rows, where parts of the
-    checkpoint are not as good. weights: how many are worked on together.
+    told which the first is. pack: what a format stores of them. read: the rows, where parts of a
+    view are not as good. weights: how many are worked on together.
 
     SourceError where a weight is not finite.
     """
@@ -61,16 +59,13 @@ def quantize_rows(
     assert isinstance(scheme, Scheme) and scheme.rows > 0
     together = rows_together(scheme.rows)
     step = max(1, weights // columns // together) * together
-    reported = np.linspace(0, rows - 1, min(_REPORTED, rows)).astype(np.int64)
+    reported = np.linspace(0, rows - 1, min(REPORTED_ROWS, rows)).astype(np.int64)
     whole: list[_Whole] = []
+    read = read or rows_of(checkpoint, planned.name, in_parts=True)
 
     def work(first: int) -> tuple[float, float, Floats, Floats]:
         last = min(rows, first + step)
-        if read is None:
-            raw = checkpoint.part(planned.name, first, last)
-            weight = to_float32(raw, planned.dtype, (last - first, columns))
-        else:
-            weight = read(first, last)
+        weight = read(first, last)
         file = checkpoint.file_of(planned.name)
         check_values(weight.reshape(-1), first * columns, planned, file)
         with methods.named(planned.name):

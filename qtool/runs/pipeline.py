@@ -43,7 +43,7 @@ from qtool.runs.watched import marks
 from qtool.runs.workspace import Workspace, check_begun, check_free, workspace
 from qtool.scheme import Dropped, GroupQuant, Scheme
 from qtool.streaming.allocator import give_back
-from qtool.streaming.weights import rows_of
+from qtool.streaming.weights import is_view, rows_of
 from qtool.texts.calibration import check_length
 
 if TYPE_CHECKING:
@@ -286,7 +286,7 @@ def _by_rows(
 ) -> LayerReport:
     """Round a matrix to nearest and write it, some rows in memory at a time; of the head, which is
     as long as a vocabulary, a view makes no more than these, either."""
-    scheme, is_view = planned.action, type(checkpoint) is not Checkpoint
+    scheme = planned.action
     assert isinstance(scheme, Scheme)
     rounded = partial(
         nearest,
@@ -296,13 +296,14 @@ def _by_rows(
         largest=shared.largest_of_all(planned) if scheme.is_float and scheme.outer else None,
     )
     outside = planned.block is None
+    many = request.device is not None or (outside and is_view(checkpoint))
     found = quantize_rows(
         planned,
         checkpoint,
         rounded,
         sink.packed,
-        read=None if outside else rows_of(checkpoint, planned.name),
-        weights=ROWS_AT_ONCE if request.device or (outside and is_view) else CACHED_AT_ONCE,
+        read=rows_of(checkpoint, planned.name, in_parts=outside),
+        weights=ROWS_AT_ONCE if many else CACHED_AT_ONCE,
     )
     sink.plain(found.arrays)
     return LayerReport(planned.name, str(scheme), found.error, WEIGHTS, found.coarseness)

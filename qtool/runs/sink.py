@@ -31,6 +31,7 @@ from qtool.planning.planned import Planned
 from qtool.record import FILE_NAME
 from qtool.runs.staging import clear_beside
 from qtool.scheme import Dense, GroupQuant, Scheme
+from qtool.streaming.weights import is_view
 
 _READ_AT_ONCE = 1 << 22  # bytes
 
@@ -92,7 +93,7 @@ class Sink:
         more of it than is asked for, all together."""
         name, size = planned.name, self.checkpoint.tensors[planned.name].nbytes
         width = size // max(1, math.prod(planned.shape))
-        whole = size <= _READ_AT_ONCE or type(self.checkpoint) is not Checkpoint
+        whole = size <= _READ_AT_ONCE or is_view(self.checkpoint)
         step = max(1, size) if whole else _READ_AT_ONCE
         for start in range(0, size, step):
             stop = min(size, start + step)

@@ -6,7 +6,6 @@ matrix reads back under the plan's scheme, with scales that are finite and posit
 has to pass what `qtool verify` says of headers and configs.
 """
 
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,13 +15,12 @@ from numpy.typing import NDArray
 
 from qtool.artifacts.artifact import Artifact, one_by_one
 from qtool.errors import FormatError
+from qtool.formats.safetensors_file import checksum
 from qtool.planning.plan import Plan
 from qtool.planning.planned import Planned
 from qtool.scheme import GroupQuant, Scheme
 from qtool.verification.matrix import Measured, measure
 from qtool.verification.written import check_written
-
-_AT_ONCE = 1 << 22  # bytes
 
 
 @dataclass(frozen=True)
@@ -67,15 +65,12 @@ def _read_again(artifact: Artifact, planned: Planned, checksums: Mapping[str, in
     """The bytes that are stored of a tensor, a part in memory at a time."""
     nbytes = 0
     for spec in planned.outputs:
-        size, found = artifact.checkpoint.tensors[spec.name].nbytes, 0
-        for start in range(0, size, _AT_ONCE):
-            part = artifact.checkpoint.stretch(spec.name, start, min(size, start + _AT_ONCE))
-            found = zlib.crc32(part.data, found)
-        nbytes += size
-        if found != checksums.get(spec.name):
+        file, info = artifact.checkpoint.file_of(spec.name), artifact.checkpoint.tensors[spec.name]
+        nbytes += info.nbytes
+        if checksum(file, info) != checksums.get(spec.name):
             raise FormatError(
-                f"{artifact.checkpoint.file_of(spec.name)}: tensor {spec.name!r} reads back "
-                "with other bytes than were written; the disk or the memory is faulty"
+                f"{file}: tensor {spec.name!r} reads back with other bytes than were written; the "
+                "disk or the memory is faulty"
             )
     return nbytes
 

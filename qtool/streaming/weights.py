@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool.checkpoints.checkpoint import Checkpoint
-from qtool.errors import UnsupportedError
-from qtool.formats.safetensors_file import FLOAT_DTYPES, to_float32
+from qtool.formats.dtypes import check_floats, to_float32
 from qtool.formats.safetensors_header import TensorInfo
 from qtool.native.floats import from_bfloat16, from_float16
 
@@ -51,16 +50,17 @@ class Weights(Protocol):
         """A float tensor as float32, of its own shape."""
 
 
-def rows_of(source: Weights, name: str) -> Rows:
-    """The rows of a float matrix as float32. Of a view, which may have to make more of it than is
-    asked for, the whole is kept in its own dtype."""
+def is_view(source: Weights) -> bool:
+    """Whether it makes what is read of it, and may have to make more of it than is asked for."""
+    return type(source) is not Checkpoint
+
+
+def rows_of(source: Weights, name: str, in_parts: bool = False) -> Rows:
+    """The rows of a float matrix as float32. Of a view the whole is kept in its own dtype, but for
+    what is too large for that: in_parts."""
     info = source.tensors[name]
-    if info.dtype not in FLOAT_DTYPES:
-        raise UnsupportedError(
-            f"{name}: expected weights in F32, F16 or BF16, found {info.dtype}; this version reads "
-            "no other"
-        )
-    whole = None if type(source) is Checkpoint else source.array(name)
+    check_floats(info.dtype, name)
+    whole = source.array(name) if is_view(source) and not in_parts else None
 
     def rows(first: int, last: int) -> NDArray[np.float32]:
         if whole is None:

@@ -179,7 +179,7 @@ def _only_cast(subject: Subject, name: str) -> bool:
             return False
         lost += square_of(old - new)
         whole += square_of(old)
-    return lost <= (_ROUNDING * LOST) ** 2 * whole
+    return lost <= _ROUNDING**2 * whole
 
 
 def layer_errors(subject: Subject, compared: Sequence[Compared]) -> list[LayerError]:

@@ -1,13 +1,13 @@
 """The output head against tie_word_embeddings: one copy where tied, its own where not."""
 
 import re
-import zlib
 from collections.abc import Iterator
 
 import numpy as np
 
 from qtool.checkpoints import structure
 from qtool.checkpoints.layer_names import is_head
+from qtool.formats.safetensors_file import checksum
 from qtool.gguf.architectures import TABLE
 from qtool.gguf.hf_config import complete
 from qtool.streaming.weights import Weights
@@ -114,8 +114,5 @@ def check_head(subject: Subject) -> Iterator[Finding]:
 def _digest(subject: Subject, name: str) -> tuple[str, int]:
     """dtype and CRC-32 of a dense tensor's bytes."""
     entry = subject.entries[name]
-    checkpoint, found = subject.artifact.checkpoint, 0
-    for first in range(0, entry.shape[0], _ROWS):
-        last = min(entry.shape[0], first + _ROWS)
-        found = zlib.crc32(checkpoint.part(entry.stored[0], first, last).data, found)
-    return entry.dtype, found
+    checkpoint, stored = subject.artifact.checkpoint, entry.stored[0]
+    return entry.dtype, checksum(checkpoint.file_of(stored), checkpoint.tensors[stored])
