@@ -86,8 +86,8 @@ PTX_TESTS := $(wildcard tests/test_cuda_*.py) tests/test_ptx_kernels.py
 PTX_SHORT := test_cuda_dequantize or test_cuda_gemv or test_ptx_kernels or \
 	(test_cuda_tried and (compile or (near and [1-1))) or (test_cuda_encode and \
 	(sums or several or (float16 and not bfloat16-IQ) or (cpus and not IQ))) or \
-	(test_cuda_quantize and (test_odd or test_any_levels or Q4_K or True-True-True or \
-	(test_groups and ([2- or [4- or [8-))))
+	test_cuda_round or (test_cuda_quantize and (test_odd or test_any_levels or Q4_K or \
+	True-True-True or (test_groups and ([2- or [4- or [8-))))
 PTX_SM_75 := (test_cuda_dequantize and not (test_words and not (-3 or -4))) or test_scales or \
 	(test_cuda_gemv and not ([2- or [3- or [4- or [5- or [6- or [7-))
 cuda-ptx: $(VENV)/.installed-test $(VENV)/.installed-nvrtc

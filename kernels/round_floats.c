@@ -2,123 +2,61 @@
  * the smallest squared error, the codes nearest to weights over their steps, and what these stand
  * for. A step is scale / outer.
  *
- *     error = sum ((nearest(w / step) * step - w)^2 * importance), products in float32, the sum in
+ *     error = sum ((T(nearest_float)(w / step) * step - w)^2 * importance), products in float32, the sum in
  *     float64, weight after weight
  *
- * The search has a group a lane, so that a sum's order is the same whatever the width. The nearest
- * number, ties to even, is found by adding and taking away so many of a number's power of two that
- * float32 has no room for more bits than the code has. */
+ * The search has a group a lane, so that a sum's order is the same whatever the width. */
 #include "ops.h"
 #include "simd.h"
 
-enum { LANES = QT_F32_LANES, HALF = QT_F64_LANES, WIDEST = 256, E4M3_LAST = 126 };
+#define QT_REAL_BITS 32
+#include "real.h"
 
-typedef struct {
-    qt_vf32 most, much, below, small; /* below: where steps are equal, and what makes them 1 */
-    qt_vi32 least_unit, shift_of_code;
-    int32_t mantissa, bias, sign;
-} book;
+enum { HALF = QT_F64_LANES, WIDEST = 256 };
 
-static qt_vf32 of_f32(float value)
+#define VWORD qt_vi32
+
+QT_INLINE float float_of_bits(uint32_t bits)
 {
-    qt_vf32 all;
-    for (int i = 0; i < LANES; i++)
-        all[i] = value;
-    return all;
-}
-
-static qt_vi32 of_i32(int32_t value)
-{
-    qt_vi32 all;
-    for (int i = 0; i < LANES; i++)
-        all[i] = value;
-    return all;
-}
-
-/* 2^exponent, of normal numbers. */
-static float power(int exponent)
-{
-    uint32_t bits = (uint32_t)(exponent + 127) << 23;
     float value;
     memcpy(&value, &bits, 4);
     return value;
 }
 
-static int read_book(const qt_small_floats *f, book *b)
-{
-    static const struct {
-        int32_t mantissa, bias, sign;
-        float most;
-    } known[] = {{3, 7, 7, 448.0f}, {2, 15, 7, 57344.0f}, {1, 1, 3, 6.0f}};
-    if (f->book < QT_BOOK_E4M3 || f->book > QT_BOOK_E2M1)
-        return 0;
-    int32_t mantissa = known[f->book].mantissa, bias = known[f->book].bias;
-    b->mantissa = mantissa;
-    b->bias = bias;
-    b->sign = known[f->book].sign;
-    b->most = of_f32(known[f->book].most);
-    b->much = of_f32(1.5f * power(23 - mantissa));
-    b->below = of_f32(power(1 - bias));
-    b->small = of_f32(power(mantissa + bias - 1));
-    b->least_unit = of_i32((128 - bias) << 23);
-    b->shift_of_code = of_i32((127 - bias) << mantissa);
-    return 1;
-}
-
-QT_INLINE qt_vf32 select_f32(qt_vi32 mask, qt_vf32 yes, qt_vf32 no)
-{
-    return (qt_vf32)(((qt_vi32)yes & mask) | ((qt_vi32)no & ~mask));
-}
-
-/* The nearest numbers, of the signs of values. */
-QT_INLINE qt_vf32 nearest(qt_vf32 values, const book *b)
-{
-    qt_vi32 sign = (qt_vi32)values & INT32_MIN;
-    qt_vf32 found = select_f32(values > b->most, b->most, values);
-    found = select_f32(found < -b->most, -b->most, found);
-    qt_vi32 unit = (qt_vi32)found & 0x7f800000;
-    qt_vi32 tiny = unit < b->least_unit;
-    unit = (unit & ~tiny) | (b->least_unit & tiny);
-    qt_vf32 much = (qt_vf32)unit * b->much;
-    found = (found + much) - much;
-    return (qt_vf32)((qt_vi32)found | sign);
-}
-
-/* The codes of the nearest numbers. */
-QT_INLINE qt_vi32 code_of(qt_vf32 number, const book *b)
-{
-    qt_vi32 bits = (qt_vi32)number;
-    qt_vf32 size = (qt_vf32)(bits & INT32_MAX);
-    qt_vi32 large = ((bits & INT32_MAX) >> (23 - b->mantissa)) - b->shift_of_code;
-    qt_vi32 equal = size < b->below;
-    qt_vi32 small = __builtin_convertvector(select_f32(equal, size, of_f32(0)) * b->small, qt_vi32);
-    qt_vi32 sign = (qt_vi32)((qt_vu32)bits >> 31) << b->sign;
-    return ((small & equal) | (large & ~equal)) | sign;
-}
-
-/* A positive number that E4M3 has, to its code and back. */
-static int e4m3_code(float number)
+QT_INLINE uint32_t bits_of_float(float value)
 {
     uint32_t bits;
-    memcpy(&bits, &number, 4);
-    return number < power(-6) ? (int)(number * 512.0f) : (int)(bits >> 20) - (120 << 3);
+    memcpy(&bits, &value, 4);
+    return bits;
 }
 
-static float e4m3_number(int code)
+QT_INLINE VWORD T(words)(V values)
 {
-    return code < 8 ? (float)code * power(-9)
-                    : (1.0f + (float)(code & 7) * 0.125f) * power((code >> 3) - 7);
+    return (VWORD)values;
 }
+
+QT_INLINE V T(of_words)(VWORD words)
+{
+    return (V)words;
+}
+
+/* Towards zero. */
+QT_INLINE VWORD T(whole)(V values)
+{
+    return __builtin_convertvector(values, VWORD);
+}
+
+QT_INLINE VWORD T(choose)(VI mask, VWORD yes, VWORD no)
+{
+    return (yes & mask) | (no & ~mask);
+}
+
+#include "small_floats_body.h"
 
 /* What is tried in a group's place n, beside its first scale. */
 static float other(const qt_small_floats *f, float scale, int n)
 {
-    if (f->ladder) {
-        int code = e4m3_code(scale) + f->steps[n];
-        return e4m3_number(code < 1 ? 1 : code > E4M3_LAST ? E4M3_LAST : code);
-    }
-    float found = scale * f->factors[n], least = power(-126) * 0.5f;
-    return found > least ? found : least;
+    return f->ladder ? step_away(scale, f->steps[n]) : multiple_of(scale, f->factors[n]);
 }
 
 typedef struct {
@@ -126,7 +64,7 @@ typedef struct {
 } sums;
 
 /* The first half of the lanes, or the second. */
-QT_INLINE qt_vf64 wide(qt_vf32 values, int half)
+QT_INLINE qt_vf64 wide(V values, int half)
 {
 #if defined(QT_ISA_AVX512)
     return (qt_vf64)_mm512_cvtps_pd(half ? _mm512_extractf32x8_ps((__m512)values, 1)
@@ -142,16 +80,16 @@ QT_INLINE qt_vf64 wide(qt_vf32 values, int half)
 }
 
 /* The errors of LANES groups [width][LANES]. */
-QT_INLINE sums errors_of(const qt_vf32 *panel, const qt_small_floats *f, const float *importance,
-                         int64_t width, qt_vf32 step, const book *b)
+QT_INLINE sums errors_of(const V *panel, const qt_small_floats *f, const float *importance,
+                         int64_t width, V step, const small_book *b)
 {
     sums total = {{0}, {0}};
     for (int64_t k = 0; k < width; k++) {
-        qt_vf32 lost = nearest(panel[k] / step, b) * step;
+        V lost = T(nearest_float)(panel[k] / step, b) * step;
         lost = lost - panel[k];
         lost = lost * lost;
         if (f->importance)
-            lost = lost * (((const qt_vf32 *)importance)[k]);
+            lost = lost * (((const V *)importance)[k]);
         total.low += wide(lost, 0);
         total.high += wide(lost, 1);
     }
@@ -160,9 +98,9 @@ QT_INLINE sums errors_of(const qt_vf32 *panel, const qt_small_floats *f, const f
 
 /* Puts other scales where they leave less; count: groups of this row from `group` on. */
 static void search(const qt_small_floats *f, const float *row, float *scale, int64_t group,
-                   int64_t count, const book *b)
+                   int64_t count, const small_book *b)
 {
-    qt_vf32 panel[WIDEST], weighed[WIDEST], first = of_f32(1), step;
+    V panel[WIDEST], weighed[WIDEST], first = T(splat)(1), step;
     int64_t width = f->group_size;
     memset(panel, 0, (size_t)width * sizeof *panel);
     memset(weighed, 0, (size_t)width * sizeof *weighed);
@@ -179,7 +117,7 @@ static void search(const qt_small_floats *f, const float *row, float *scale, int
     step = first / f->outer;
     sums least = errors_of(panel, f, (const float *)weighed, width, step, b);
     for (int n = 0; n < f->tries; n++) {
-        qt_vf32 tried = first;
+        V tried = first;
         for (int64_t lane = 0; lane < count; lane++)
             ((float *)&tried)[lane] = other(f, ((const float *)&first)[lane], n);
         sums found = errors_of(panel, f, (const float *)weighed, width, tried / f->outer, b);
@@ -194,14 +132,14 @@ static void search(const qt_small_floats *f, const float *row, float *scale, int
 }
 
 /* Codes of LANES neighbours, or of `some`, that share a step, or what they stand for. */
-QT_INLINE void round_lanes(const float *row, size_t some, qt_vf32 step, const book *b,
+QT_INLINE void round_lanes(const float *row, size_t some, V step, const small_book *b,
                            uint8_t *codes, float *values)
 {
-    qt_vf32 weight = {0}, number;
+    V weight = {0}, number;
     memcpy(&weight, row, some * 4);
-    number = nearest(weight / step, b);
+    number = T(nearest_float)(weight / step, b);
     if (codes) {
-        qt_vu8x4 narrow = __builtin_convertvector(code_of(number, b), qt_vu8x4);
+        qt_vu8x4 narrow = __builtin_convertvector(T(float_code)(number, b), qt_vu8x4);
         memcpy(codes, &narrow, some);
     }
     if (values) {
@@ -210,10 +148,10 @@ QT_INLINE void round_lanes(const float *row, size_t some, qt_vf32 step, const bo
     }
 }
 
-static void round_group(const float *row, int64_t count, float step, const book *b, uint8_t *codes,
-                        float *values)
+static void round_group(const float *row, int64_t count, float step, const small_book *b,
+                        uint8_t *codes, float *values)
 {
-    qt_vf32 by = of_f32(step);
+    V by = T(splat)(step);
     int64_t at = 0;
     for (; at + LANES <= count; at += LANES)
         round_lanes(row + at, LANES, by, b, codes ? codes + at : NULL, values ? values + at : NULL);
@@ -224,11 +162,12 @@ static void round_group(const float *row, int64_t count, float step, const book 
 
 int QT_NAME(round_floats)(const qt_small_floats *f)
 {
-    book b;
-    if (f->rows < 0 || f->cols < 1 || f->group_size < 1 || f->tries < 0 || !read_book(f, &b) ||
-        (f->codes && f->values) || (f->tries && f->group_size > WIDEST) ||
+    if (f->rows < 0 || f->cols < 1 || f->group_size < 1 || f->tries < 0 ||
+        f->book < QT_BOOK_E4M3 || f->book > QT_BOOK_E2M1 || (f->codes && f->values) ||
+        (f->tries && f->group_size > WIDEST) ||
         (f->tries && !(f->ladder ? (const void *)f->steps : (const void *)f->factors)))
         return QT_E_ARGUMENT;
+    small_book b = book_of(f->book);
     int64_t groups = (f->cols + f->group_size - 1) / f->group_size;
     for (int64_t r = 0; r < f->rows; r++) {
         const float *row = f->weight + r * f->cols;

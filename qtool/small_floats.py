@@ -85,29 +85,36 @@ def grids(
     if scheme.rows < 0 and largest is not None:
         tops = np.full_like(tops, largest)
     if scheme.outer:
-        whole = np.float32(tops.max(initial=0) if largest is None else largest)
-        outer = np.float32(1)
-        if whole > 0:
-            with np.errstate(over="ignore"):
-                ratio = np.float32(LARGEST["e4m3"] * LARGEST[scheme.book]) / whole
-            outer = min(ratio, _LARGEST_OUTER)
-        scale = _two_levels(tops, scheme, outer)
-    elif scheme.scale_dtype == "float8_e4m3":
-        scale = _two_levels(tops, scheme, np.float32(1))
-    elif scheme.scale_dtype == "e8m0":
-        scale = _power(tops, scheme)
-    else:
-        scale = _stored(tops / np.float32(LARGEST[scheme.book]), scheme.scale_dtype)
-        scale[tops == 0] = 1
-    if (tries := _tries(scheme, search is not None)) is not None:
+        outer = outer_of(float(tops.max(initial=0)) if largest is None else largest, scheme)
+    scale = first_scales(tops, scheme, 1.0 if outer is None else outer)
+    if (tries := tries_of(scheme, search is not None)) is not None:
         kernel.best_scales(
             _plain(weight), scale, scheme.book, scheme.group_size, tries,
-            outer=1.0 if outer is None else float(outer),
+            outer=1.0 if outer is None else outer,
             importance=None if search is None else search.importance,
             threads=threads,
         )  # fmt: skip
-    codes = np.zeros(weight.shape, np.uint8)
-    return _quant(scheme, codes, scale, None if outer is None else float(outer))
+    return of_scales(scheme, np.zeros(weight.shape, np.uint8), scale, outer)
+
+
+def first_scales(tops: Floats, scheme: Scheme, outer: float) -> Floats:
+    """The scales of max|w|, of any shape."""
+    if scheme.scale_dtype == "float8_e4m3":
+        return _two_levels(tops, scheme, np.float32(outer))
+    if scheme.scale_dtype == "e8m0":
+        return _power(tops, scheme)
+    scale = _stored(tops / np.float32(LARGEST[scheme.book]), scheme.scale_dtype)
+    scale[tops == 0] = 1
+    return scale
+
+
+def outer_of(largest: float, scheme: Scheme) -> float:
+    """Of two levels, what brings max|w| of all to the largest number of both."""
+    if not np.float32(largest) > 0:
+        return 1.0
+    with np.errstate(over="ignore"):
+        ratio = np.float32(LARGEST["e4m3"] * LARGEST[scheme.book]) / np.float32(largest)
+    return float(min(ratio, _LARGEST_OUTER))
 
 
 def levels(quant: GroupQuant) -> native.Levels:
@@ -118,9 +125,10 @@ def levels(quant: GroupQuant) -> native.Levels:
     return native.Levels(grid.group_width(quant.scheme, quant.shape[1]), step, None, known)
 
 
-def _quant(
+def of_scales(
     scheme: Scheme, codes: NDArray[np.uint8], scale: Floats, outer: float | None
 ) -> GroupQuant:
+    """Codes [out, in] and scales as they are stored."""
     stored: NDArray[np.floating] = scale
     if scheme.scale_dtype == "float16":
         stored = scale.astype(np.float16)
@@ -184,7 +192,7 @@ def _plain(values: Floats) -> Floats:
     return np.ascontiguousarray(values, np.float32)
 
 
-def _tries(scheme: Scheme, search: bool) -> kernel.Tries | None:
+def tries_of(scheme: Scheme, search: bool) -> kernel.Tries | None:
     """What is tried beside the scales of max|w|; None where these are what they are."""
     if scheme.scale_dtype == "e8m0":
         return kernel.Tries(factors=_BOTH_WAYS if search else _TWICE)

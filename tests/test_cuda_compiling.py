@@ -60,14 +60,14 @@ def test_every_kernel_has_a_unit(emulator: Emulator) -> None:
     assert ("dequantize_q4_k_f16", '#include "dequantize.h"\nQT_DEQUANTIZE(q4_k, f16)\n') in units
     assert ("gemv", '#include "gemv.h"\nQT_GEMV_KERNELS(QT_KERNEL)\n') in units
     alone = [n for n in emulator.kernels() if n.startswith(("dequantize_", "encode_"))]
-    assert len(units) == len(alone) + 4
+    assert len(units) == len(alone) + 5
     with pytest.raises(ValueError, match="no kernel is called 'other'"):
         compiling.unit_of("other")
 
 
 @pytest.mark.parametrize(
     "kernel", ["dequantize_q4_k_f16", "encode_q4_k", "measure_squares", "pack_rows_4", "gemv_sum",
-               "quantize_sweep_levels"],
+               "quantize_sweep_levels", "round_search"],
 )  # fmt: skip
 def test_a_unit_includes_all_it_needs(kernel: str, tmp_path: Path) -> None:
     """Each is compiled by itself where there is a GPU; here a host's compiler reads it, and takes

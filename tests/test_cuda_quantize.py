@@ -1,7 +1,6 @@
 """Rounding on a GPU, in the emulated grid: the bytes of the C kernels; GPTQ against its sweep."""
 
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -92,10 +91,10 @@ def test_odd_numbers(device: Device) -> None:
 def test_round_to_nearest_is_the_same(device: Device, clip: bool) -> None:
     """Through the method: grids of whole numbers there, all others here, the same bytes."""
     weight = np.random.default_rng(0).standard_normal((64, 128)).astype(np.float32)
-    there = partial(rounding.quantize_groups, device)
+    there = rtn.rounding_on(device)
     for scheme in (Scheme(4, 32, True), Scheme(3, -1, False), Scheme(8, -1, True, rows=-1)):
         options = rtn.Options(clip)
-        found = rtn.quantize(weight, None, scheme, options, round_groups=there).quant
+        found = rtn.quantize(weight, None, scheme, options, rounding=there).quant
         wanted = rtn.quantize(weight, None, scheme, options).quant
         np.testing.assert_array_equal(found.codes, wanted.codes)
         np.testing.assert_array_equal(found.scale, wanted.scale)
@@ -271,7 +270,7 @@ def test_small_floats_are_those_of_the_cpu(device: Device, scheme: Scheme) -> No
     weight, options = np.ascontiguousarray(weight, np.float32), gptq.Options(token_damping=False)
     given = gptq.factor(gram.astype(np.float32), options)
     there = gptq_device.Factor(device.put(np.array(given.upper)), given.order, given.importance)
-    found = gptq_device.quantize_with(device, weight, there, scheme, options, 2, 9.0)
+    found = gptq_device.quantize_with(device, weight, there, scheme, options, 9.0)
     wanted = gptq.quantize_with(weight, given, scheme, options, 1, 9.0)
     np.testing.assert_array_equal(found.codes, wanted.codes)
     np.testing.assert_array_equal(found.scale, wanted.scale)

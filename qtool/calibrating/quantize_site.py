@@ -121,9 +121,8 @@ def quantize_site(
                 more = given.notes
             else:
                 there, more = _swept(
-                    device, job.readers, seen, weight_of, options, rows or {}, largest,
-                    workers.threads,
-                )  # fmt: skip
+                    device, job.readers, seen, weight_of, options, rows or {}, largest
+                )
         notes += [f"{where}: {note}" for note in more]
     coarse: list[float | None] = []
     parts: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -230,10 +229,8 @@ def _swept(
     options: gptq.Options,
     rows: Rows,
     largest: Callable[[Planned, Floats], float | None],
-    threads: int,
 ) -> tuple[dict[str, GroupQuant], tuple[str, ...]]:
-    """All readers by name, which share a factor that leaves the device with the last of them.
-    threads: of the CPU, which wait for the device anyway."""
+    """All readers by name, which share a factor that leaves the device with the last of them."""
     from qtool.methods import gptq_device
 
     with device.alone, device.explained():
@@ -247,7 +244,6 @@ def _swept(
                 given=given,
                 scheme=_scheme(planned),
                 options=options,
-                threads=threads,
                 largest=largest(planned, weight),
             )
             own = rows.pop(planned.name, None)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from qtool import native_gguf
-from qtool.cuda import encode_tasks, float_tasks, more_tasks, quantize_tasks, tasks
+from qtool.cuda import encode_tasks, float_tasks, more_tasks, quantize_tasks, round_tasks, tasks
 from qtool.cuda.tasks import Task, ceil
 from qtool.gguf.levels import levels
 from qtool.gguf_types import BY_NAME, BlockType
@@ -198,6 +198,27 @@ def _rounded(bits: int, ratios: int) -> Case:
     return Case(f"quantize {bits} bits {how}", prepare)
 
 
+def _to_floats(name: str, book: str, width: int, scale_dtype: str, steps: int = 0) -> Case:
+    """Scales of max|w|, the best of these and `steps` beside them, and codes of every weight."""
+
+    def prepare(arrays: Arrays, rows: int, cols: int) -> Work:
+        weight, size = arrays.normal((cols, rows), "float32"), width or cols
+        tops, scales, best = (arrays.ones((ceil(cols, size), rows), "float32") for _ in range(3))
+        codes = arrays.empty((cols, rows), "uint8")
+        more = [arrays.copy(np.arange(1, steps + 1, dtype=np.int32))] if steps else []
+        found = [round_tasks.scales_of(tops, book, scale_dtype, out=scales)]
+        if steps:
+            found.append(round_tasks.search(weight, scales, book, size, steps=more[0], out=best))
+        used = best if steps else scales
+        found.append(round_tasks.round_weights(weight, used, book, size, out=codes))
+        moved = int(weight.nbytes) + int(codes.nbytes)
+        arrays_used = (weight, tops, scales, best, codes, *more)
+        return Work(tuple(found), arrays_used, moved, rows * cols)
+
+    how = f" best of {steps + 1} scales" if steps else ""
+    return Case(f"quantize {name}{how}", prepare)
+
+
 def _swept(bits: int) -> Case:
     """A block of columns of GPTQ's sweep."""
 
@@ -256,6 +277,8 @@ def all_cases() -> Iterator[Case]:
         plain = () if block.needs_importance else (False,)
         yield from (_encode(block, weighted) for weighted in (*plain, True))
     yield from (_rounded(4, 0), _rounded(4, 20), _swept(4))
+    yield _to_floats("fp8 e4m3fn channel", "e4m3", 0, "float32")
+    yield from (_to_floats("nvfp4", "e2m1", 16, "float8_e4m3", steps) for steps in (0, 11))
     yield from (_swept_onto(BY_NAME[name]) for name in ("Q4_K", "IQ4_XS"))
     for kind in ("awq", "gptq", "q4_k"):
         yield from (_gemv(kind, batch, shape) for batch in (1, 8) for shape in LLAMA)

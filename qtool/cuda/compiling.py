@@ -35,6 +35,7 @@ SHARED = (
     "gguf_search.h",
     "grid_body.h",
     "nearest_body.h",
+    "small_floats_body.h",
 )
 
 
@@ -57,8 +58,8 @@ def sources() -> list[Path]:
 def unit_of(kernel: str) -> tuple[str, str]:
     """What is compiled together with a kernel: a name, and the source.
 
-    One kernel that dequantizes or encodes; those that pack, multiply, measure or quantize to
-    integer grids all at once.
+    One kernel that dequantizes or encodes; those that pack, multiply, measure, or quantize to
+    integer grids or small floats, all at once.
     """
     family, _, rest = kernel.partition("_")
     if family == "dequantize":
@@ -68,7 +69,7 @@ def unit_of(kernel: str) -> tuple[str, str]:
         return kernel, f'#include "encode.h"\nQT_ENCODE({rest})\n'
     if family == "measure":
         return family, '#include "encode.h"\nQT_MEASURE_KERNELS(QT_KERNEL)\n'
-    if family in ("pack", "gemv", "quantize"):
+    if family in ("pack", "gemv", "quantize", "round"):
         return family, f'#include "{family}.h"\nQT_{family.upper()}_KERNELS(QT_KERNEL)\n'
     raise ValueError(f"no kernel is called {kernel!r}")
 

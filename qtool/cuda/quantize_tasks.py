@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qtool.cuda.arrays import describe
+from qtool.cuda.arrays import Array, describe
 from qtool.cuda.tasks import _STORED, Task, _place, ceil
 
 MOST_IN_BLOCK = 128  # columns of a sweep
@@ -66,7 +66,7 @@ def find_groups(
     found = describe("weight", weight, ("float32",), (None, None))
     cols, rows = found.shape
     groups = ceil(cols, group_size)
-    fields = _of_matrix(found, cols, rows, group_size) | grid.fields()
+    fields = of_matrix(found, cols, rows, group_size) | grid.fields()
     how = "full"
     if ratios is not None:
         tried = describe("ratios", ratios, ("float32",), (None,))
@@ -96,10 +96,10 @@ def round_weights(weight: Any, scales: Any, bits: int, group_size: int, *, out: 
     cols, rows = found.shape
     pairs = describe("scales", scales, ("float32",), (ceil(cols, group_size), rows, 2))
     values = describe("out", out, ("uint8", "float32"), (cols, rows))
-    fields = _of_matrix(found, cols, rows, group_size) | {"bits": bits}
+    fields = of_matrix(found, cols, rows, group_size) | {"bits": bits}
     fields |= _place("scale", pairs) | _place("values", values)
     kernel = "codes" if values.dtype == "uint8" else "values"
-    blocks = (ceil(rows, _ROWS_ROUNDED), _across(ceil(cols, _COLUMNS_ROUNDED)))
+    blocks = (ceil(rows, _ROWS_ROUNDED), blocks_across(ceil(cols, _COLUMNS_ROUNDED)))
     return Task(f"quantize_{kernel}", blocks, fields, _ROWS_ROUNDED)
 
 
@@ -152,7 +152,7 @@ def _sweep(
     cols, rows = found.shape
     if not 1 <= cols <= MOST_IN_BLOCK:
         raise ValueError(f"a block of {cols} columns, expected 1 to {MOST_IN_BLOCK}")
-    more = _of_matrix(found, cols, rows, cols) | {"pitch": padded(cols)}
+    more = of_matrix(found, cols, rows, cols) | {"pitch": padded(cols)}
     more |= _place("gram", describe("factor", factor, ("float32",), (cols, padded(cols))))
     more |= _place("scale", describe("scales", scales, ("float32",), (None, rows, 2)))
     more |= _place("index", describe("index", index, ("int32",), (cols,)))
@@ -160,17 +160,19 @@ def _sweep(
     return _task(kernel, rows, 1, {**fields, **more})
 
 
-def _of_matrix(weight: Any, cols: int, rows: int, group_size: int) -> dict[str, int]:
+def of_matrix(weight: Array, cols: int, rows: int, group_size: int) -> dict[str, int]:
+    """Fields of weight [in, out] in groups of columns."""
     if min(cols, rows, group_size) < 1 or cols >= _WIDEST:
         raise ValueError(f"a matrix of {rows} x {cols} in groups of {group_size}")
     return _place("weight", weight) | {"rows": rows, "cols": cols, "group_size": group_size}
 
 
 def _task(kernel: str, rows: int, across: int, fields: Mapping[str, int]) -> Task:
-    return Task(f"quantize_{kernel}", (ceil(rows, _ROWS), _across(across)), fields, _ROWS)
+    return Task(f"quantize_{kernel}", (ceil(rows, _ROWS), blocks_across(across)), fields, _ROWS)
 
 
-def _across(blocks: int) -> int:
+def blocks_across(blocks: int) -> int:
+    """Blocks of threads in y; ValueError where a grid has no room for them."""
     if blocks > _MOST_ACROSS:
         raise ValueError(f"{blocks} blocks of columns, expected at most {_MOST_ACROSS}")
     return blocks

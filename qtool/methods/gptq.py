@@ -286,13 +286,14 @@ def quantize_with(
     max|w| of all rows that share a scale of the whole matrix; None: of these. Raises
     UnsupportedError where a scale exceeds float16.
     """
+    plain: NDArray[np.float32] = np.asarray(weight, np.float32)
     if scheme.outer == "rows":
-        plain: NDArray[np.float32] = np.asarray(weight, np.float32)
         return qoq.sweep(plain, given, scheme, options.mse)
     left = np.ascontiguousarray(weight, dtype=given.upper.dtype)
     sweep = partial(native.gptq_sweep_levels, left, given.upper, order=given.order)
     if scheme.is_float:
-        quant = float_grids(weight, given.importance, scheme, options, largest, threads)
+        scales = small_floats.Search(given.importance) if options.mse else None
+        quant = small_floats.grids(plain, scheme, largest, scales, threads)
         return onto_levels(quant, partial(sweep, threads=threads))
     if rounds_offsets(scheme, options):
         grids = native.quantize_groups(
@@ -334,19 +335,6 @@ def rounds_offsets(scheme: Scheme, options: Options) -> bool:
     """Whether grids are known before the sweep, and their offsets are rounded as they are stored:
     of 8 bits by up to a quarter of a step. Those of middle zeros are not."""
     return scheme.outer == "offset" and not scheme.symmetric and options.static_groups
-
-
-def float_grids(
-    weight: Real,
-    importance: grid.Floats,
-    scheme: Scheme,
-    options: Options,
-    largest: float | None,
-    threads: int,
-) -> GroupQuant:
-    """Grids of small floats before the sweep, without codes."""
-    search = small_floats.Search(importance) if options.mse else None
-    return small_floats.grids(np.asarray(weight, np.float32), scheme, largest, search, threads)
 
 
 def onto_levels(quant: GroupQuant, sweep: Callable[..., NDArray[np.uint8]]) -> GroupQuant:

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from qtool import grid, native
+from qtool import grid, native, small_floats
+from qtool.cuda import float_rounding, rounding
 from qtool.cuda import quantize_tasks as tasks
-from qtool.cuda import rounding
 from qtool.cuda.tasks import Task
 from qtool.methods import gptq
 from qtool.scheme import GroupQuant, Scheme
@@ -82,19 +82,18 @@ def quantize_with(
     given: Factor,
     scheme: Scheme,
     options: gptq.Options,
-    threads: int = 1,
     largest: float | None = None,
 ) -> GroupQuant:
     """gptq.quantize_with on the device; the caller has it alone.
 
-    Grids of small floats are found on the CPU, by all of the threads, QoQ's of two levels swept
-    there, too.
+    QoQ's grids of two levels are swept on the CPU.
     """
     codes_of = partial(codes_on_levels, device, weight, given)
     if scheme.outer == "rows":
         return gptq.quantize_with(weight, given.on_host, scheme, options)
     if scheme.is_float:
-        quant = gptq.float_grids(weight, given.importance, scheme, options, largest, threads)
+        scales = small_floats.Search(given.importance) if options.mse else None
+        quant = float_rounding.grids(device, weight, scheme, largest, scales)
         return gptq.onto_levels(quant, codes_of)
     columns = weight.shape[1]
     size = min(grid.group_width(scheme, columns), columns)

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 NEEDS: frozenset[str] = frozenset()
 
 _AT_ONCE = 1 << 18  # elements
-# native.quantize_groups, or what gives the same bytes elsewhere.
-RoundGroups = Callable[..., native.Groups]
 _WIDEST_BLOCK = 256  # the search's cost per weight grows with it
 
 
@@ -47,18 +45,27 @@ class Options:
     first_row: int = 0  # of these in their matrix, for messages
 
 
+@dataclass(frozen=True)
+class Rounding:
+    """Who rounds to grids of whole numbers with a scale for each group or row, and to small floats:
+    these, or what gives the same bytes elsewhere."""
+
+    groups: Callable[..., native.Groups] = native.quantize_groups
+    floats: Callable[..., GroupQuant] = small_floats.quantize
+
+
+ON_CPU = Rounding()
+
+
 def quantize(
     weight: NDArray[np.float32],
     stats: Stats | None,
     scheme: Scheme,
     options: Options,
     threads: int = 1,
-    round_groups: RoundGroups = native.quantize_groups,
+    rounding: Rounding = ON_CPU,
 ) -> Result:
-    """weight [out, in] to codes. Raises UnsupportedError where a scale exceeds float16.
-
-    round_groups: does the work on grids of whole numbers with a scale for each group or row.
-    """
+    """weight [out, in] to codes. Raises UnsupportedError where a scale exceeds float16."""
     if scheme.outer == "rows":
         weighed = _cost(stats) if options.clip else None
         return Result(qoq.quantize(weight, scheme, weighed, options.clip))
@@ -66,7 +73,7 @@ def quantize(
         return Result(by_rows(weight, scheme))
     if scheme.is_float:
         scales = small_floats.Search(_cost(stats)) if options.clip else None
-        return Result(small_floats.quantize(weight, scheme, options.largest, scales, threads))
+        return Result(rounding.floats(weight, scheme, options.largest, scales, threads))
     if scheme.rows < 0:
         return _one_scale(weight, scheme, options, threads)  # one row is one thread of a GPU
     search = native.RangeSearch(grid.CLIP_RATIOS) if options.clip else None
@@ -77,7 +84,7 @@ def quantize(
             blocks = diagonal_blocks(stats.gram, width)
         else:
             importance = _cost(stats)
-    found = round_groups(
+    found = rounding.groups(
         np.ascontiguousarray(weight),
         bits=scheme.bits,
         group_size=scheme.group_size,
@@ -116,13 +123,15 @@ def _onto_offsets(weight: NDArray[np.float32], quant: GroupQuant) -> GroupQuant:
     return replace(quant, codes=codes)
 
 
-def rounding_on(device: "Device | None") -> RoundGroups:
-    """What `quantize` is to round groups with on a device; None: the CPU."""
+def rounding_on(device: "Device | None") -> Rounding:
+    """What `quantize` is to round with on a device; None: the CPU."""
     if device is None:
-        return native.quantize_groups
-    from qtool.cuda import rounding
+        return ON_CPU
+    from qtool.cuda import float_rounding, rounding
 
-    return partial(rounding.quantize_groups, device)
+    return Rounding(
+        partial(rounding.quantize_groups, device), partial(float_rounding.quantize, device)
+    )
 
 
 def by_rows(weight: NDArray[np.float32], scheme: Scheme) -> GroupQuant:

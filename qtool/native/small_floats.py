@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from qtool.native.library import address, check, library, over_rows
 
-_BOOKS = {"e4m3": 0, "e5m2": 1, "e2m1": 2}
+BOOKS = {"e4m3": 0, "e5m2": 1, "e2m1": 2}
 WIDEST = 256  # weights of a group whose scale is looked for
 
 
@@ -113,7 +113,7 @@ def _task(
         raise ValueError(f"group_size is {group_size}, expected at least 1")
     check("scale", scale, np.float32, (rows, -(-columns // group_size)))
     task = _Floats(rows, columns, group_size)
-    task.book, task.outer = _BOOKS[book], outer
+    task.book, task.outer = BOOKS[book], outer
     return task
 
 

@@ -185,7 +185,7 @@ def apply(subject: Subject, stats: Mapping[str, SiteStats]) -> Applied:
         )
         if dense_parts(chosen, sites, plan):
             scales = [powers_of_two(scale) for scale in scales]
-        if subject.device is None or any(reader.scheme.is_float for reader in measured):
+        if subject.device is None:
             best = search(measured, scales, subject.workers)
         else:
             from qtool.transforms import awq_device

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from qtool import grid
-from qtool.cuda import rounding
+from qtool.cuda import float_rounding, rounding
 from qtool.cuda.quantize_tasks import Grid
 from qtool.scheme import Scheme
 from qtool.streaming.device import Device, host
@@ -43,10 +43,12 @@ class Reader:
         return (gram @ error).mul_(error).sum(dtype=torch.float64) / self.share
 
     def _error(self, scale: torch.Tensor) -> torch.Tensor:
-        """Q(W s) - W s, [in, rows]"""
+        """Q(W s) - W s, [in, rows], as awq._error has it."""
+        scaled = self.weight * scale[:, None]
+        if self.scheme.is_float:
+            return float_rounding.rounded(self.device, scaled, self.scheme).sub_(scaled)
         bits, columns = self.scheme.bits, len(self.weight)
         size = min(grid.group_width(self.scheme, columns), columns)
-        scaled = self.weight * scale[:, None]
         wanted = Grid(bits, self.scheme.symmetric, grid.reach(bits))
         pairs = rounding.grids(self.device, scaled, wanted, size)
         found = rounding.rounded(self.device, scaled, pairs, bits, size, torch.float32)

@@ -9,6 +9,7 @@
 #include "gemv.h"
 #include "pack.h"
 #include "quantize.h"
+#include "round.h"
 #include "tried.h" /* tests/gpu: kernels that are timed beside qtool's */
 
 namespace qt {
@@ -71,7 +72,7 @@ template <class KERNEL> constexpr Entry entry(const char *name)
 static const Entry entries[] = {
     QT_WORD_FORMATS(ALL) QT_BYTE_FORMATS(ALL) QT_BLOCK_FORMATS(ALL)
     QT_GEMV_KERNELS(OTHER) QT_PACK_KERNELS(OTHER) QT_ENCODED(ENCODED) QT_ENCODED_WHOLE(ENCODED)
-    QT_MEASURE_KERNELS(OTHER) QT_QUANTIZE_KERNELS(OTHER)
+    QT_MEASURE_KERNELS(OTHER) QT_QUANTIZE_KERNELS(OTHER) QT_ROUND_KERNELS(OTHER)
     QT_TRIED_KERNELS(OTHER)
 };
 #define ONE(name, ...) +1

@@ -35,7 +35,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent.parent
-TESTS = ["dequantize", "gemv", "programmatic", "encode", "gguf", "quantize", "run", "swept", "big"]
+TESTS = ["dequantize", "gemv", "programmatic", "encode", "gguf", "quantize", "round", "run"]
+TESTS += ["swept", "big"]
 TESTS = [f"tests/test_cuda_{name}.py" for name in TESTS]
 WORKERS = str(min(8, os.cpu_count() or 1))
 RUNS = ["tests/test_cuda_eval.py", "tests/test_generate.py", "-k"]
@@ -45,10 +46,11 @@ RUNS.append(
 # For compute-sanitizer, under which a launch takes many times as long: kernels that share memory,
 # and some of the others; one vector and eight.
 FEW = ["tests/test_cuda_dequantize.py", "tests/test_cuda_gemv.py", "tests/test_cuda_encode.py"]
-FEW += ["tests/test_cuda_quantize.py", "-k"]
+FEW += ["tests/test_cuda_quantize.py", "tests/test_cuda_round.py", "-k"]
 FEW.append(
     "test_awq[ or vectors[1- or vectors[8- or test_gptq[ or test_four_bit_floats or test_pack[ or "
-    "test_sums_are or Q4_K] or Q6_K] or IQ3_S] or test_groups[4 or test_any_levels[shuffled"
+    "test_sums_are or Q4_K] or Q6_K] or IQ3_S] or test_groups[4 or test_any_levels[shuffled or "
+    "what_they_stand_for or grids_of_gptq"
 )
 # What the tests start themselves is no part of it. A process may take its time before it uses CUDA.
 # Calls that fail are asked for by cuda-core and PyTorch, which try what a driver has; arrays have
@@ -56,7 +58,7 @@ FEW.append(
 SANITIZER = ["--target-processes", "application-only", "--launch-timeout", "0"]
 SANITIZER += ["--error-exitcode", "9"]
 # Our kernels alone: those of torch's libraries are not ours to mend, and take most of the time.
-SANITIZER += ["--kernel-name", "regex=^(dequantize|encode|gemv|measure|pack|quantize)_"]
+SANITIZER += ["--kernel-name", "regex=^(dequantize|encode|gemv|measure|pack|quantize|round)_"]
 TOOLS = {"memcheck": ["--report-api-errors", "no"], "racecheck": []}
 ALONE = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "QTOOL_TEST_FENCE": "0"}
 # As many threads as processors in each of the processes would stand in each other's way.
@@ -71,6 +73,7 @@ RECIPES += ["-m", "slow", "-k"]
 RECIPES.append("as_good or every_recipe")
 TIMED = ["awq gemm float16", "gptq 4 bits float16", "gguf-Q4_K float16", "gguf-Q6_K float16"]
 TIMED += ["mxfp4 float16", "fp8 e4m3fn channel float16", "quantize 4 bits", "quantize gguf-*"]
+TIMED += ["quantize nvfp4", "quantize fp8"]
 TIMED += ["pack-quantized 4 bits float16", "gguf-Q4_0 float16", "gguf-IQ4_XS float16"]
 TIMED += ["nvfp4 float16", "gguf-Q4_1 float16", "gguf-IQ4_NL float16"]
 TIMED += [f"encode gguf-{name}" for name in ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS")]
