@@ -58,7 +58,7 @@ def test_memory_is_that_of_some_rows_and_of_what_they_become(recipe: str, tmp_pa
     plan = make_plan(load(recipe), checkpoint)
     planned = plan.by_name["model.layers.0.mlp.up_proj.weight"]
     assert isinstance(planned.action, Scheme)
-    rounded = partial(by_rows.nearest, scheme=planned.action, recipe=plan.recipe, device=None)
+    rounded = partial(by_rows.nearest, scheme=planned.action, recipe=plan.recipe, lanes=None)
     stored = sum(spec.nbytes for spec in planned.outputs)
     (out := tmp_path / "out").mkdir()
     tracemalloc.start()

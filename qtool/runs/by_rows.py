@@ -2,6 +2,7 @@
 so that it is in memory as the file will have it, and no more of it."""
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from math import sqrt
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ from qtool.scheme import GroupQuant, Scheme
 from qtool.streaming.weights import Rows, rows_of
 
 if TYPE_CHECKING:
+    from qtool.cuda.lanes import Lanes
     from qtool.streaming.device import Device
 
 Floats = NDArray[np.float32]
@@ -93,13 +95,23 @@ def nearest(
     first_row: int,
     scheme: Scheme,
     recipe: Recipe,
-    device: "Device | None",
+    lanes: "Lanes | None",
     largest: float | None = None,
 ) -> GroupQuant:
     """Some rows rounded as a recipe rounds to nearest, on a device where there is one. largest: as
     rtn.Options has it."""
     options = rtn.Options(recipe.clips, largest, first_row)
-    return rtn.quantize(weight, None, scheme, options, 1, rtn.rounding_on(device)).quant
+    with nullcontext() if lanes is None else lanes.one() as device:
+        return rtn.quantize(weight, None, scheme, options, 1, rtn.rounding_on(device)).quant
+
+
+def lanes_on(device: "Device | None") -> "Lanes | None":
+    """By which threads round side by side, where a device does the work."""
+    if device is None:
+        return None
+    from qtool.cuda.lanes import Lanes
+
+    return Lanes(device)
 
 
 class _Whole:

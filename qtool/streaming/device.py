@@ -26,11 +26,16 @@ class Device:
     launch: Callable[..., None]  # qtool.cuda.running.launch: of tasks whose arrays are there
     name: str  # for people, and for what a resumed run compares
     sums_bytes: int  # of its memory, for sums of Gram matrices
+    stream: Any = field(default=None, compare=False)  # where work is queued; None: the default one
     alone: threading.RLock = field(default_factory=threading.RLock, compare=False)
 
     def put(self, array: NDArray[Any]) -> torch.Tensor:
-        """The array there; on the CPU its own memory."""
-        return torch.from_numpy(array).to(self.place)
+        """The array there; on the CPU its own memory. By a stream of its own it may still be on its
+        way, through pinned memory, which torch keeps until it has arrived."""
+        here = torch.from_numpy(array)
+        if self.stream is None:
+            return here.to(self.place)
+        return here.pin_memory().to(self.place, non_blocking=True)
 
     @property
     def pins(self) -> bool:
@@ -42,7 +47,7 @@ class Device:
         self, what: str = "a block, a batch and the Gram matrices of its inputs"
     ) -> Iterator[None]:
         """Within, too little of its memory is an UnsupportedError, and the caller's thread works on
-        the stream on which all other threads do."""
+        the device's stream, or on that on which all other threads do."""
         try:
             with self._stream():
                 yield
@@ -57,7 +62,8 @@ class Device:
         if not self.pins:
             return nullcontext()
         api: Any = torch.cuda
-        there: AbstractContextManager[Any] = api.stream(api.default_stream(self.place))
+        own = api.default_stream(self.place) if self.stream is None else self.stream
+        there: AbstractContextManager[Any] = api.stream(own)
         return there
 
 
