@@ -29,6 +29,7 @@ from qtool.calibrating import placed
 from qtool.calibrating.sites import Tracer
 from qtool.calibrating.stats import NEEDS, collect
 from qtool.cuda import lanes, more_tasks, uploads
+from qtool.errors import UnsupportedError
 from qtool.gguf import on_device, swept_site
 from qtool.gguf.imatrix import write_importance
 from qtool.quality import forward
@@ -330,6 +331,9 @@ def test_lanes_are_lent_to_one_at_a_time(cuda: Cuda, gpu: Device) -> None:
     with lent.one() as again, again.explained():
         assert again.stream in (first.stream, second.stream)
         there = again.put(np.ones(64, np.float32))
+        with pytest.raises(UnsupportedError, match="does not hold rows of 4 matrices and their codes"):
+            with again.explained():
+                raise torch.OutOfMemoryError("20 GiB")
     assert not cuda.order.faults
     _ = there * 2  # by another stream, which nothing orders after the copy
     assert cuda.order.faults

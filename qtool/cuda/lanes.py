@@ -13,6 +13,7 @@ import torch
 from qtool.streaming.device import Device
 
 LANES = 4
+_HELD = f"rows of {LANES} matrices and their codes"
 
 
 class Lanes:
@@ -36,7 +37,7 @@ class Lanes:
             if lane is None:
                 api: Any = torch.cuda
                 stream = api.Stream(self._device.place)
-                lane = replace(self._device, stream=stream, alone=RLock())
+                lane = replace(self._device, stream=stream, holds=_HELD, alone=RLock())
             yield lane
         finally:
             self._free.put(lane)

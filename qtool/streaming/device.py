@@ -27,6 +27,7 @@ class Device:
     name: str  # for people, and for what a resumed run compares
     sums_bytes: int  # of its memory, for sums of Gram matrices
     stream: Any = field(default=None, compare=False)  # where work is queued; None: the default one
+    holds: str = "a block, a batch and the Gram matrices of its inputs"  # at most, of a run
     alone: threading.RLock = field(default_factory=threading.RLock, compare=False)
 
     def put(self, array: NDArray[Any]) -> torch.Tensor:
@@ -43,18 +44,16 @@ class Device:
         return self.place.type == "cuda"
 
     @contextmanager
-    def explained(
-        self, what: str = "a block, a batch and the Gram matrices of its inputs"
-    ) -> Iterator[None]:
-        """Within, too little of its memory is an UnsupportedError, and the caller's thread works on
-        the device's stream, or on that on which all other threads do."""
+    def explained(self, what: str | None = None) -> Iterator[None]:
+        """Within, too little of its memory for that (what it holds) is an UnsupportedError, and the
+        caller's thread works on the device's stream, or on that on which all other threads do."""
         try:
             with self._stream():
                 yield
         except torch.OutOfMemoryError as error:
             said = " ".join(str(error).split())[:160]
             raise UnsupportedError(
-                f"{self.name}: its memory does not hold {what} ({said}); leave --device out, or "
+                f"{self.name}: its memory does not hold {what or self.holds} ({said}); leave --device out, or "
                 "end what else uses this GPU"
             ) from error
 
