@@ -53,8 +53,8 @@ class Device:
         except torch.OutOfMemoryError as error:
             said = " ".join(str(error).split())[:160]
             raise UnsupportedError(
-                f"{self.name}: its memory does not hold {what or self.holds} ({said}); leave --device out, or "
-                "end what else uses this GPU"
+                f"{self.name}: its memory does not hold {what or self.holds} ({said}); leave "
+                "--device out, or end what else uses this GPU"
             ) from error
 
     def _stream(self) -> AbstractContextManager[Any]:
