@@ -2,7 +2,7 @@
  * the smallest squared error, the codes nearest to weights over their steps, and what these stand
  * for. A step is scale / outer.
  *
- *     error = sum ((T(nearest_float)(w / step) * step - w)^2 * importance), products in float32, the sum in
+ *     error = sum ((nearest(w / step) * step - w)^2 * importance), products in float32, the sum in
  *     float64, weight after weight
  *
  * The search has a group a lane, so that a sum's order is the same whatever the width. */

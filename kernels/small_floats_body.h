@@ -1,6 +1,6 @@
 /* The numbers of small floats (OCP's E4M3, E5M2, E2M1) nearest to others, and their codes, for the
  * type V that V, VI, VWORD and T() name: vectors on the CPU (round_floats.c), one number on a GPU
- * (cuda/small_floats.h). VWORD are integers of 32 bits, as many as V has numbers. No product may be
+ * (cuda/round.h). VWORD are integers of 32 bits, as many as V has numbers. No product may be
  * contracted with a sum, and division rounds to nearest.
  *
  * The nearest number, ties to even, is found by adding and taking away so many of a number's power of

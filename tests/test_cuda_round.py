@@ -15,6 +15,7 @@ from test_small_floats import FP8, MXFP4, MXFP8, NVFP4
 from qtool import small_floats
 from qtool.cuda import float_rounding
 from qtool.cuda import round_tasks as tasks
+from qtool.cuda.tasks import Task
 from qtool.formats.float_codes import TABLES
 from qtool.methods import gptq, gptq_device, rtn
 from qtool.native import small_floats as native
@@ -91,6 +92,8 @@ def test_ragged_groups_and_blocks(device: Device) -> None:
     weight = weights(37, 100)
     for scheme in (
         Scheme(8, 24, True, "float16", "e4m3"),
+        Scheme(8, 3, True, "float32", "e5m2"),
+        Scheme(4, 13, True, "float8_e4m3", "e2m1", outer="divides"),
         Scheme(8, 32, True, "float32", "e4m3", 16),
         Scheme(8, 128, True, "bfloat16", "e5m2", 128),
     ):
@@ -128,6 +131,52 @@ def test_scales_of_any_size(emulator: Emulator, book: str, scale_dtype: str) -> 
     np.testing.assert_array_equal(emulator.run(task, out), wanted[:, 0])
 
 
+@pytest.mark.parametrize("book", ["e4m3", "e5m2", "e2m1"])
+def test_middles_of_steps_that_divide_nothing(device: Device, book: str) -> None:
+    """Quotients beside the middle of two numbers, which a factor 1 / step would put elsewhere."""
+    random = np.random.default_rng(7)
+    numbers = TABLES[book][: {"e4m3": 127, "e5m2": 124, "e2m1": 8}[book]]
+    middles = (numbers[1:].astype(np.float64) + numbers[:-1]) / 2
+    scale = random.uniform(1, 2, (300, 1)).astype(np.float32)
+    outer = np.float32(3.3)
+    words = (middles * (scale / outer)).astype(np.float32).view(np.int32)
+    words = words + random.integers(-2, 3, words.shape, dtype=np.int32)
+    weight = np.ascontiguousarray(words.view(np.float32))
+    there, steps = (device.put(array.T.copy()) for array in (weight, scale))
+    for dtype, made in ((torch.uint8, native.codes_of), (torch.float32, native.rounded)):
+        out = torch.empty(there.shape, dtype=dtype, device=device.place)
+        width = weight.shape[1]
+        device.launch(tasks.round_weights(there, steps, book, width, outer=outer, out=out))
+        wanted = made(weight, scale, book, width, outer=outer, threads=1)
+        found = host(out.T.contiguous())
+        np.testing.assert_array_equal(found.view(np.uint8), wanted.view(np.uint8))
+
+
+@pytest.mark.parametrize("weighed", [False, True])
+@pytest.mark.parametrize("tries", [{"steps": small_floats._FURTHER}, {"factors": (2.0, 0.5, 3.0)}])
+def test_scales_that_lose_the_same_but_for_rounding(
+    device: Device, tries: dict[str, Any], weighed: bool
+) -> None:
+    """Of equals the first is taken, by sums rounded as the CPU's; the last group is short."""
+    random = np.random.default_rng(8)
+    weight = random.integers(-24, 25, (3000, 19)).astype(np.float32) / np.float32(12)
+    importance = (random.integers(1, 5, 19) / 3).astype(np.float32) if weighed else None
+    scale = np.full((3000, 3), 1, np.float32)
+    there, first = (device.put(array.T.copy()) for array in (weight, scale))
+    more = {
+        name: device.put(np.array(each, np.int32 if name == "steps" else np.float32))
+        for name, each in tries.items()
+    }
+    cost = None if importance is None else device.put(importance)
+    out = torch.empty(first.shape, device=device.place)
+    task = tasks.search(there, first, "e2m1", 8, **more, outer=3.0, importance=cost, out=out)
+    device.launch(task)
+    native.best_scales(
+        weight, scale, "e2m1", 8, native.Tries(**tries), outer=3.0, importance=importance
+    )
+    np.testing.assert_array_equal(host(out).T, scale)
+
+
 def test_the_first_of_equals_and_the_ends_of_the_ladder(device: Device) -> None:
     """Zeros lose nothing whatever the scale; E4M3 has nothing below its smallest, nor above 448."""
     weight = np.zeros((3, 32), np.float32)
@@ -163,7 +212,15 @@ def test_grids_of_gptq(device: Device, kind: str, mse: bool) -> None:
     options = gptq.Options(token_damping=False, mse=mse)
     given = gptq.factor(gram.astype(np.float32), options)
     there = gptq_device.Factor(device.put(np.array(given.upper)), given.order, given.importance)
-    found = gptq_device.quantize_with(device, weight, there, scheme, options, 9.0)
+    launched: list[str] = []
+
+    def launch(*given: Task) -> None:
+        launched.extend(task.kernel for task in given)
+        device.launch(*given)
+
+    watched = replace(device, launch=launch)
+    found = gptq_device.quantize_with(watched, weight, there, scheme, options, 9.0)
+    assert "round_scales" in launched
     same(found, gptq.quantize_with(weight, given, scheme, options, 1, 9.0))
 
 

@@ -162,14 +162,21 @@ template <class OUT> struct RoundFloats {
             return;
         small_book book = book_of((int32_t)t.bits);
         int64_t wide = (t.rows + t.block_rows - 1) / t.block_rows, own = row / t.block_rows;
-        for (int32_t i = 0; i < COLUMNS; i++) {
-            int64_t col = (int64_t)block.y * COLUMNS + i;
+        int32_t size = least(t.group_size, t.cols), col = block.y * COLUMNS, group = col / size;
+        int32_t next = group * size; /* the column from which on the step is another */
+        float step = 0, w[COLUMNS];
+        QT_UNROLL
+        for (int32_t i = 0; i < COLUMNS; i++) /* all are asked for before one is waited for */
+            w[i] = col + i < t.cols ? weight[(col + i) * t.rows + row] : 0.0f;
+        QT_UNROLL
+        for (int32_t i = 0; i < COLUMNS; i++, col++) {
             if (col >= t.cols)
                 return;
-            float scale = scales[col / t.group_size * wide + own];
-            float step = divide(scale, float_of_bits((uint32_t)t.outer));
-            float w = weight[col * t.rows + row];
-            float number = nearest_float_one(divide(w, step), &book);
+            if (col >= next) {
+                step = divide(scales[group * wide + own], float_of_bits((uint32_t)t.outer));
+                next = ++group * size;
+            }
+            float number = nearest_float_one(divide(w[i], step), &book);
             values.put(col * t.rows + row, made(number, step, &book, (const OUT *)nullptr));
         }
     }

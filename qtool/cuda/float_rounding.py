@@ -4,7 +4,7 @@ Tensors here lie column after column, [in, out], as the kernels read them, scale
 [groups, rows of scales].
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -89,7 +89,9 @@ def _grids(
     columns, rows = there.shape
     width = min(grid.group_width(scheme, columns), columns)
     height = rows if scheme.rows < 0 else scheme.rows
-    tops = _largest_of_each(_largest_of_each(there, 0, width), 1, height)
+    tops = _largest_of_each(there, 0, width)
+    if height > 1:
+        tops = _largest_of_each(tops, 1, height)
     outer = None
     if scheme.rows < 0 and largest is not None:
         tops = torch.full_like(tops, largest)
@@ -114,7 +116,7 @@ def _grids(
             importance=importance, out=tops,
         )
     )  # fmt: skip
-    return Grids(scheme, tops, outer, width, height)
+    return replace(found, scale=tops)
 
 
 def _rounded(device: Device, there: torch.Tensor, found: Grids, dtype: torch.dtype) -> torch.Tensor:
