@@ -14,6 +14,7 @@ from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.converting import view as converted
 from qtool.errors import UnsupportedError
 from qtool.hub import tiny_folder
+from qtool.methods.rtn import ON_CPU
 from qtool.planning.plan import make_plan
 from qtool.planning.shapes import CACHED_AT_ONCE
 from qtool.recipe.recipe import load
@@ -58,13 +59,13 @@ def test_memory_is_that_of_some_rows_and_of_what_they_become(recipe: str, tmp_pa
     plan = make_plan(load(recipe), checkpoint)
     planned = plan.by_name["model.layers.0.mlp.up_proj.weight"]
     assert isinstance(planned.action, Scheme)
-    rounded = partial(by_rows.nearest, scheme=planned.action, recipe=plan.recipe, lanes=None)
+    make = partial(by_rows.nearest, scheme=planned.action, recipe=plan.recipe, rounding=ON_CPU)
     stored = sum(spec.nbytes for spec in planned.outputs)
     (out := tmp_path / "out").mkdir()
     tracemalloc.start()
     with Sink(plan, checkpoint, out) as sink:
         by_rows.quantize_rows(
-            planned, checkpoint, rounded, sink.packed,
+            planned, checkpoint, make, sink.packed,
             read=rows_of(checkpoint, planned.name), weights=CACHED_AT_ONCE,
         )  # fmt: skip
     peak = tracemalloc.get_traced_memory()[1]

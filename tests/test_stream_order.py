@@ -8,6 +8,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,8 +34,8 @@ from qtool.errors import UnsupportedError
 from qtool.gguf import on_device, swept_site
 from qtool.gguf.imatrix import write_importance
 from qtool.quality import forward
-from qtool.recipe.recipe import load
-from qtool.runs import pipeline
+from qtool.recipe.recipe import Recipe, load
+from qtool.runs import by_rows, pipeline
 from qtool.runs.progress import Progress
 from qtool.runs.request import Request
 from qtool.streaming.device import Device, host, open_gpu
@@ -326,6 +327,7 @@ def test_lanes_are_lent_to_one_at_a_time(cuda: Cuda, gpu: Device) -> None:
         assert first.stream is not second.stream and first.alone is not second.alone
         for one in (first, second):
             with one.alone, one.explained():
+                assert torch.cuda.current_stream() is one.stream
                 numbers = [one.put(np.full(64, n, np.float32)) for n in (1, 2)]
                 np.testing.assert_array_equal(host(numbers[0] + numbers[1]), 3)
     with lent.one() as again, again.explained():
@@ -341,6 +343,28 @@ def test_lanes_are_lent_to_one_at_a_time(cuda: Cuda, gpu: Device) -> None:
     assert cuda.order.faults
     del there
     cuda.order.faults.clear()
+    before = len(cuda.streams)
+    for _ in range(lanes.LANES):
+        with pytest.raises(KeyError), lent.one():
+            raise KeyError
+    assert len(cuda.streams) == before  # those that failed came back
+
+
+@pytest.mark.parametrize("recipe", ["int8-llmint8", "w8-rtn"])
+def test_only_what_is_rounded_there_has_a_lane(
+    recipe: str, gpu: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LLM.int8() is the CPU's, by as many threads as there are."""
+
+    def one(_: lanes.Lanes) -> Any:
+        raise KeyError
+
+    monkeypatch.setattr(lanes.Lanes, "one", one)
+    loaded, weight = load(recipe), np.ones((2, 64), np.float32)
+    assert isinstance(loaded, Recipe)
+    rounding = by_rows.side_by_side(gpu)
+    with nullcontext() if "llmint8" in recipe else pytest.raises(KeyError):
+        by_rows.nearest(weight, 0, loaded.scheme, loaded, rounding)
 
 
 def test_gguf(cuda: Cuda, gpu: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from qtool.methods import gptq
 from qtool.planning.plan import Plan
 from qtool.planning.planned import Planned
 from qtool.recipe.recipe import Recipe
-from qtool.runs.by_rows import lanes_on, nearest, quantize_rows
+from qtool.runs.by_rows import nearest, quantize_rows, side_by_side
 from qtool.runs.outcome import Outcome
 from qtool.runs.sink import Sink
 from qtool.runs.summary import OUTPUTS, WEIGHTS, LayerReport
@@ -95,7 +95,8 @@ def quantize_head(
     assert isinstance(scheme, Scheme)
     workers = passage.workers
     make: Callable[[NDArray[np.float32], int], GroupQuant]
-    make = partial(nearest, scheme=scheme, recipe=recipe, lanes=lanes_on(passage.device))
+    rounding = side_by_side(passage.device)
+    make = partial(nearest, scheme=scheme, recipe=recipe, rounding=rounding)
     if seen is not None and seen.gram is not None:
         options = gptq.Options.of(recipe.gptq)
         where = f"the input of {planned.name}"

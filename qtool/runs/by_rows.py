@@ -2,7 +2,6 @@
 so that it is in memory as the file will have it, and no more of it."""
 
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass
 from math import sqrt
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,8 @@ from qtool import methods
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.dequantize import dequantize
 from qtool.methods import rtn
+from qtool.methods.rtn import Rounding
+from qtool.native import Groups
 from qtool.planning.duration import REPORTED_ROWS
 from qtool.planning.planned import Planned
 from qtool.planning.shapes import ROWS_AT_ONCE, rows_together
@@ -24,7 +25,6 @@ from qtool.scheme import GroupQuant, Scheme
 from qtool.streaming.weights import Rows, rows_of
 
 if TYPE_CHECKING:
-    from qtool.cuda.lanes import Lanes
     from qtool.streaming.device import Device
 
 Floats = NDArray[np.float32]
@@ -95,23 +95,32 @@ def nearest(
     first_row: int,
     scheme: Scheme,
     recipe: Recipe,
-    lanes: "Lanes | None",
+    rounding: Rounding,
     largest: float | None = None,
 ) -> GroupQuant:
-    """Some rows rounded as a recipe rounds to nearest, on a device where there is one. largest: as
-    rtn.Options has it."""
+    """Some rows rounded as a recipe rounds to nearest. largest: as rtn.Options has it."""
     options = rtn.Options(recipe.clips, largest, first_row)
-    with nullcontext() if lanes is None else lanes.one() as device:
-        return rtn.quantize(weight, None, scheme, options, 1, rtn.rounding_on(device)).quant
+    return rtn.quantize(weight, None, scheme, options, 1, rounding).quant
 
 
-def lanes_on(device: "Device | None") -> "Lanes | None":
-    """By which threads round side by side, where a device does the work."""
+def side_by_side(device: "Device | None") -> Rounding:
+    """rtn.rounding_on, for several threads at once: each has a stream while it uses the device, and
+    none for what the CPU does before and after."""
     if device is None:
-        return None
+        return rtn.ON_CPU
     from qtool.cuda.lanes import Lanes
 
-    return Lanes(device)
+    lanes = Lanes(device)
+
+    def groups(weight: Floats, **options: Any) -> Groups:
+        with lanes.one() as lane:
+            return rtn.rounding_on(lane).groups(weight, **options)
+
+    def floats(weight: Floats, scheme: Scheme, *options: Any) -> GroupQuant:
+        with lanes.one() as lane:
+            return rtn.rounding_on(lane).floats(weight, scheme, *options)
+
+    return Rounding(groups, floats)
 
 
 class _Whole:

@@ -30,7 +30,7 @@ from qtool.planning.shapes import CACHED_AT_ONCE, ROWS_AT_ONCE
 from qtool.planning.shared_scales import SharedScales
 from qtool.remarks import line
 from qtool.runs import layer_errors, modelcard, provenance, resume
-from qtool.runs.by_rows import lanes_on, nearest, quantize_rows
+from qtool.runs.by_rows import nearest, quantize_rows, side_by_side
 from qtool.runs.digests import add_digests
 from qtool.runs.journal import Journal
 from qtool.runs.outcome import Outcome
@@ -47,7 +47,6 @@ from qtool.streaming.weights import is_view, rows_of
 from qtool.texts.calibration import check_length
 
 if TYPE_CHECKING:
-    from qtool.cuda.lanes import Lanes
     from qtool.transforms.rotate import Rotations
     from qtool.transforms.rotated import Rotated
 
@@ -236,7 +235,7 @@ def _quantize_each(
 ) -> Outcome:
     """Without a forward pass every tensor stands alone; some rows of one a thread are in memory."""
     shared = SharedScales(plan, checkpoint)
-    rounding, lanes = rtn.rounding_on(request.device), lanes_on(request.device)
+    rounding, beside = rtn.rounding_on(request.device), side_by_side(request.device)
 
     def work(planned: Planned) -> LayerReport | None:
         if isinstance(planned.action, Dropped):
@@ -245,7 +244,7 @@ def _quantize_each(
             sink.dense(planned)
             return None
         if planned.action.by_rows:
-            return _by_rows(request, planned, checkpoint, shared, sink, lanes)
+            return _by_rows(request, planned, checkpoint, shared, sink, beside)
         options = rtn.Options(request.recipe.clips, shared.largest(planned))
         weight = checkpoint.float32(planned.name)
         check_values(weight.reshape(-1), 0, planned, checkpoint.file_of(planned.name))
@@ -288,7 +287,7 @@ def _by_rows(
     checkpoint: Checkpoint,
     shared: SharedScales,
     sink: Sink,
-    lanes: "Lanes | None",
+    rounding: rtn.Rounding,
 ) -> LayerReport:
     """Round a matrix to nearest and write it, some rows in memory at a time; of the head, which is
     as long as a vocabulary, a view makes no more than these, either."""
@@ -298,11 +297,11 @@ def _by_rows(
         nearest,
         scheme=scheme,
         recipe=request.recipe,
-        lanes=lanes,
+        rounding=rounding,
         largest=shared.largest_of_all(planned) if scheme.is_float and scheme.outer else None,
     )
     outside = planned.block is None
-    many = lanes is not None or (outside and is_view(checkpoint))
+    many = request.device is not None or (outside and is_view(checkpoint))
     found = quantize_rows(
         planned,
         checkpoint,
