@@ -1,8 +1,9 @@
 """A GPU that does the work of a run, as a value that is passed along; None is the CPU.
 
 It holds one matrix, or one block, at a time: whoever works there takes `alone`, so that its memory
-does not grow with the number of threads, which read, pack and write meanwhile. The tests pass one
-whose place is the CPU and whose kernels run in an emulated grid.
+does not grow with the number of threads, which read, pack and write meanwhile. Some rows at a time
+are rounded by a few streams side by side (qtool.cuda.lanes), each a device of its own. The tests
+pass one whose place is the CPU and whose kernels run in an emulated grid.
 """
 
 import threading
