@@ -29,6 +29,7 @@ from qtool.calibrating.sites import Tracer
 from qtool.calibrating.stats import HISTOGRAM, NEEDS, collect
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.cuda import running
+from qtool.cuda.tasks import Task
 from qtool.errors import ResumeError, UnsupportedError, UsageError
 from qtool.recipe.file import shipped
 from qtool.recipe.recipe import Recipe, load
@@ -280,6 +281,20 @@ def test_fused_matrices_share_a_scale_there(
         (outer,) = {value for name, value in there.items() if name.endswith(ends)}
         assert outer is not None
     assert here == there
+
+
+def test_scales_of_awq_onto_small_floats_are_found_there(
+    models: Path, tmp_path: Path, device: Device
+) -> None:
+    launched: list[str] = []
+
+    def launch(*tasks: Task) -> None:
+        launched.extend(task.kernel for task in tasks)
+        device.launch(*tasks)
+
+    sets = ("method=awq", "awq.grid=1")
+    made("nvfp4", tmp_path / "out", replace(device, launch=launch), *sets, source=blocks(models, 1))
+    assert "round_values" in launched and "round_codes" in launched
 
 
 @pytest.mark.parametrize(
