@@ -54,14 +54,15 @@ def quantize(
 
 def grids(
     device: Device,
-    weight: Floats,
+    there: torch.Tensor,
     scheme: Scheme,
     largest: float | None = None,
     search: Search | None = None,
 ) -> GroupQuant:
-    """As small_floats.grids: without codes, which are all zero. The caller has the device alone."""
-    found = _grids(device, _put(device, weight), scheme, largest, search)
-    return _stored(found, np.zeros(weight.shape, np.uint8))
+    """As small_floats.grids, whose codes are all zero, of a matrix [in, out] that is there; the
+    caller has it alone."""
+    found = _grids(device, aligned(there), scheme, largest, search)
+    return _stored(found, np.zeros((there.shape[1], there.shape[0]), np.uint8))
 
 
 def rounded(device: Device, there: torch.Tensor, scheme: Scheme) -> torch.Tensor:
@@ -147,4 +148,5 @@ def _largest_of_each(values: torch.Tensor, axis: int, count: int) -> torch.Tenso
 
 def _largest(values: torch.Tensor, axis: int) -> torch.Tensor:
     """Without a copy of their size."""
-    return torch.maximum(values.amax(axis), -values.amin(axis))
+    low, high = torch.aminmax(values, dim=axis)
+    return torch.maximum(high, -low)

@@ -88,31 +88,30 @@ def quantize_with(
 
     QoQ's grids of two levels are swept on the CPU.
     """
-    codes_of = partial(codes_on_levels, device, weight, given)
     if scheme.outer == "rows":
         return gptq.quantize_with(weight, given.on_host, scheme, options)
+    left, order = _columns(device, weight), _order(device, given)
     if scheme.is_float:
         scales = small_floats.Search(given.importance) if options.mse else None
-        quant = float_rounding.grids(device, weight, scheme, largest, scales)
-        return gptq.onto_levels(quant, codes_of)
+        quant = float_rounding.grids(device, left, scheme, largest, scales)
+        left = left[order]
+        return gptq.onto_levels(quant, partial(_onto_levels, device, left, given))
     columns = weight.shape[1]
     size = min(grid.group_width(scheme, columns), columns)
     static = options.static_groups or size == columns
-    order = torch.from_numpy(given.order.astype(np.int64)).to(device.place)
     search = native.RangeSearch(grid.CLIP_RATIOS) if options.mse else None
     ratios = rounding.searched(device, search)
     cost = device.put(given.importance) if options.mse else None
     wanted = tasks.Grid(scheme.bits, scheme.symmetric, grid.reach(scheme.bits), scheme.scale_dtype)
-    left = device.put(np.ascontiguousarray(weight)).T.contiguous()
     if static:
         pairs = rounding.grids(device, left, wanted, size, ratios, cost)
         groups = given.order // np.int32(size)
         if gptq.rounds_offsets(scheme, options):
-            del left
             scale, zero = rounding.stored(pairs, scheme.scale_dtype)
             grid.check_scales(scale)
             quant = GroupQuant(scheme, np.empty(weight.shape, np.uint8), scale, zero)
-            return gptq.onto_levels(quant, codes_of)
+            left = left[order]
+            return gptq.onto_levels(quant, partial(_onto_levels, device, left, given))
     else:
         pairs = torch.empty(-(-columns // size), weight.shape[0], 2, device=device.place)
         groups = np.arange(columns, dtype=np.int32) // np.int32(size)
@@ -145,20 +144,36 @@ def codes_on_levels(
 
     Levels that depend on each other (Levels.points): `codes_at_points`.
     """
+    left = _columns(device, weight)[_order(device, given)]
+    return _onto_levels(device, left, given, levels)
+
+
+def _onto_levels(
+    device: Device, left: torch.Tensor, given: Factor, levels: native.Levels
+) -> NDArray[np.uint8]:
+    """The same of a matrix [in, out] that is there, its columns in the order of the sweep; written
+    over."""
     assert levels.points is None
-    columns = weight.shape[1]
-    order = torch.from_numpy(given.order.astype(np.int64)).to(device.place)
+    columns, order = len(left), _order(device, given)
     index = device.put(given.order // np.int32(levels.width))
     offset = np.zeros_like(levels.scale) if levels.offset is None else levels.offset
     pairs = torch.stack([device.put(one).T for one in (levels.scale, offset)], dim=-1)
     numbers, consecutive = tasks.in_order(levels.book)
     onto = partial(tasks.sweep_onto_levels, book=device.put(numbers), consecutive=consecutive)
-    left = device.put(np.ascontiguousarray(weight)).T.contiguous()[order]
     codes = torch.empty(left.shape, dtype=torch.uint8, device=device.place)
     for start, stop in _blocks(columns, columns):
         made = _swept(device, left, given.upper, pairs, index, slice(start, stop), onto)
         codes[order[start:stop]] = made
     return host(codes.T.contiguous())
+
+
+def _columns(device: Device, weight: grid.Floats) -> torch.Tensor:
+    """A matrix [out, in] there, as [in, out]."""
+    return device.put(np.ascontiguousarray(weight)).T.contiguous()
+
+
+def _order(device: Device, given: Factor) -> torch.Tensor:
+    return torch.from_numpy(given.order.astype(np.int64)).to(device.place)
 
 
 def codes_at_points(
@@ -173,8 +188,7 @@ def codes_at_points(
     assert levels.points is not None
     unit, codes = levels.points.together, np.empty(weight.shape, np.uint8)
     with device.alone, device.explained():
-        order = torch.from_numpy(given.order.astype(np.int64)).to(device.place)
-        left = device.put(np.ascontiguousarray(weight)).T.contiguous()[order]
+        left = _columns(device, weight)[_order(device, given)]
     for start, stop in _blocks(weight.shape[1], weight.shape[1]):
         block, rest = slice(start, stop), slice(stop, None)
         columns = given.order[block]
