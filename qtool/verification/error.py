@@ -10,14 +10,13 @@ from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.formats.compressed_tensors_transforms import KEY
 from qtool.formats.safetensors_file import FLOAT_DTYPES
 from qtool.streaming.weights import rows_of
-from qtool.verification import config, made_up, pruned
+from qtool.verification import config, made_up, pruned, single_scales
 from qtool.verification.biases import as_its_rows
 from qtool.verification.exact import only_scaled
 from qtool.verification.finding import Finding, LayerError
-from qtool.verification.fit import distance, fit
+from qtool.verification.fit import fit
 from qtool.verification.folds import PLUS_ONE, block_of
 from qtool.verification.likeness import numbers_changed, others
-from qtool.verification.pairs import MATCH
 from qtool.verification.pruned import is_pruned
 from qtool.verification.scaling import LOST, Compared
 from qtool.verification.sentences import count as counted
@@ -185,7 +184,12 @@ def _only_cast(subject: Subject, name: str) -> bool:
 def layer_errors(subject: Subject, compared: Sequence[Compared]) -> list[LayerError]:
     """One line a matrix."""
     schemes = {name: str(entry.scheme) for name, entry in subject.entries.items()}
-    return [LayerError(c.name, schemes[c.name], c.error, c.expected) for c in compared]
+    return [
+        LayerError(
+            c.name, schemes[c.name], c.error if c.as_stored is None else c.as_stored, c.expected
+        )
+        for c in compared
+    ]
 
 
 def check_errors(subject: Subject, compared: Sequence[Compared]) -> Iterator[Finding]:
@@ -195,6 +199,8 @@ def check_errors(subject: Subject, compared: Sequence[Compared]) -> Iterator[Fin
     thinned = [c.name for c in quantized if c.pruned and c.error <= LOST]
     yield from pruned.told(CHECK, thinned)
     quantized = [c for c in quantized if c.name not in thinned]
+    off = {} if _rotated(subject) else single_scales.by_matrix(compared)
+    yield from single_scales.told(CHECK, off)
     zeros_off = [c for c in quantized if _by_zeros(c)]
     shifted = [c for c in zeros_off if c.off > _MANY_OFF * c.groups]
     if shifted:
@@ -213,7 +219,7 @@ def check_errors(subject: Subject, compared: Sequence[Compared]) -> Iterator[Fin
             f"{counted(len(single), 'matrix')} ({some([c.name for c in single])}) are off, most by "
             f"{single[0].step:+d}; they ran over an end of their range: make the artifact again",
         )  # fmt: skip
-    wrong = [c for c in quantized if not c.explained and c not in shifted]
+    wrong = [c for c in quantized if not c.explained and c not in shifted and c.name not in off]
     if wrong and (why := _rotated(subject)):
         yield Finding(
             "note", CHECK, wrong[0].name,
@@ -237,19 +243,13 @@ def check_errors(subject: Subject, compared: Sequence[Compared]) -> Iterator[Fin
         )  # fmt: skip
     known = {c.name for c in (*shifted, *single, *(wrong if any(w.wrong for w in wrong) else ()))}
     yield from _unlike(subject, [c for c in quantized if c.name not in known])
-    folded_in = [c for c in compared if _folded(c)]
+    folded_in = [c for c in compared if single_scales.is_folded(c)]
     if folded_in:
         yield Finding(
             "note", CHECK, folded_in[0].name,
             f"{counted(len(folded_in), 'matrix')} with scales folded in (AWQ, smoothing): "
             "errors are counted with these taken out",
         )  # fmt: skip
-
-
-def _folded(c: Compared) -> bool:
-    """Whether scales were found that are more than what clipping leaves of rows."""
-    clipped = c.rows is None or distance(c.rows, np.ones_like(c.rows)) < MATCH
-    return c.columns is not None or not clipped
 
 
 def _unlike(subject: Subject, compared: Sequence[Compared]) -> Iterator[Finding]:

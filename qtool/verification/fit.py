@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from qtool.verification.side_by_side import Floats, SideBySide, scaled, square_of
 
+MATCH = 0.1  # of the logarithm: how well two halves of a fold must fit
 WORTH = 0.9  # of the error: scales that leave more of it are chance
 _ROUNDS = 3
 _NEAR = 0.15  # of the logarithm: how well a norm's ratio must fit

@@ -15,9 +15,9 @@ from qtool.checkpoints import structure
 from qtool.formats.safetensors_file import FLOAT_DTYPES
 from qtool.verification import config
 from qtool.verification.finding import Finding
-from qtool.verification.fit import uneven
+from qtool.verification.fit import MATCH, uneven
 from qtool.verification.likeness import others
-from qtool.verification.pairs import MATCH, heads_of, unpaired
+from qtool.verification.pairs import heads_of, unpaired
 from qtool.verification.scaling import Compared
 from qtool.verification.sentences import count as counted
 from qtool.verification.sentences import some

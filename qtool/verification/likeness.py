@@ -105,7 +105,7 @@ def sums_of(quant: GroupQuant, pair: SideBySide) -> Sums:
                 by_group, by_tile = sums_of_products(one, other, (width, wide))
             else:
                 (by_tile,) = sums_of_products(one, other, (wide,))
-                by_group = _of_groups(quant, one if other is None else one * other)
+                by_group = sums_by_group(quant, one if other is None else one * other)
             groups[number, rows] = by_group
             if other is not None:
                 flat[number, rows] = by_tile
@@ -114,8 +114,19 @@ def sums_of(quant: GroupQuant, pair: SideBySide) -> Sums:
     return Sums(groups, (flat, np.add.reduceat(columns_of, starts, axis=2)))
 
 
-def _of_groups(quant: GroupQuant, values: Floats) -> NDArray[np.float64]:
-    """Sums over groups whose columns lie anywhere."""
+def without_rows(sums: Sums, rows: Floats | None) -> Floats:
+    """The sums of groups of the source as it was before its rows were multiplied by these."""
+    if rows is None:
+        return sums.groups
+    whole, shared, lost = sums.groups[:3]
+    by = rows[:, None]
+    stored = lost + 2 * shared - whole
+    whole, shared = whole / (by * by), shared / by
+    return np.stack([whole, shared, stored - 2 * shared + whole])
+
+
+def sums_by_group(quant: GroupQuant, values: Floats) -> NDArray[np.float64]:
+    """Sums of values [out, in] over groups whose columns lie anywhere, [out, groups]."""
     return group_means(quant, values) * counts_of(quant)
 
 

@@ -17,11 +17,10 @@ import numpy as np
 from qtool.checkpoints import structure
 from qtool.planning.cache import key_heads
 from qtool.transforms.places import Index, head_places, row_maps
-from qtool.verification.fit import distance, spread, uneven
+from qtool.verification.fit import MATCH, distance, spread, uneven
 from qtool.verification.scaling import Compared
 from qtool.verification.side_by_side import Floats
 
-MATCH = 0.1  # of the logarithm: how well two halves of a fold must fit
 _COARSE = 1.0  # of a relative error: how well, where rounding blurs them more than that
 _SURE = 0.5  # of their own spread: two sets of scales nearer than this belong together
 

@@ -6,22 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-from qtool.formats.float_codes import TABLES
 from qtool.scheme import GroupQuant
 from qtool.streaming.weights import Rows
-from qtool.verification.fit import Fit, fit
-from qtool.verification.likeness import Likeness, Sums, counts_of, likeness, sums_of
-from qtool.verification.matrix import group_means
+from qtool.verification.fit import MATCH, Fit, Scales, distance, fit
+from qtool.verification.likeness import Likeness, Sums, counts_of, likeness, sums_of, without_rows
+from qtool.verification.off_scales import OffScale, likely_off, mended, single
+from qtool.verification.off_scales import off_scales as find_off
 from qtool.verification.pruned import Fours
-from qtool.verification.side_by_side import (
-    MOST_ROWS,
-    Floats,
-    SideBySide,
-    rows_of_quant,
-    square_of,
-)
+from qtool.verification.side_by_side import Floats, SideBySide, rows_of_quant, square_of
+from qtool.verification.steps import expected_error
 
 # Times the expected error: GPTQ makes up to 2, a clipped range up to 3.5.
 UNEXPLAINED = 4.0
@@ -53,6 +47,9 @@ class Compared:
     like: Likeness | None = None  # part by part, with the scales taken out
     plainly_like: Likeness | None = None  # as it is
     pruned: bool = False  # and its source is not
+    off_scales: tuple[OffScale, ...] = ()  # single ones; all else is told with them mended
+    plainly_off: tuple[OffScale, ...] = ()  # without folds taken out
+    as_stored: float | None = None  # the error with these, where there are any
 
     @property
     def explained(self) -> bool:
@@ -80,62 +77,43 @@ class Compared:
         """Without the scales that were found."""
         return replace(
             self, error=self.plain_error, expected=self.plain_expected, columns=None, rows=None,
-            like=self.plainly_like,
+            like=self.plainly_like, off_scales=self.plainly_off,
         )  # fmt: skip
-
-
-def expected_error(quant: GroupQuant) -> float:
-    """The norm of W - Q that rounding to the nearest makes: sqrt(sum step^2 / 12), where a step is
-    the scale, for small floats times the distance of a code's neighbours.
-
-    Groups with a single code count nothing: nothing was rounded there.
-    """
-    rows = range(0, quant.shape[0], MOST_ROWS)
-    return float(np.sqrt(sum(_steps_of(quant.rows(slice(at, at + MOST_ROWS))) for at in rows)))
-
-
-def _steps_of(quant: GroupQuant) -> float:
-    """The sum of step^2 / 12 of rounded weights."""
-    index = quant.group_index()
-    scale = quant.row_scale().astype(np.float64)
-    if quant.scheme.outer == "after" and quant.outer is not None:
-        scale *= quant.outer
-    members = np.bincount(index, minlength=scale.shape[1])  # a damaged g_idx leaves groups empty
-    if quant.scheme.is_float:
-        counts = group_means(quant, _steps(quant.scheme.book)[quant.codes]) * members
-    else:
-        counts = np.broadcast_to(members, scale.shape)
-    squares = scale * scale * counts
-    return float(squares[~_single(quant)].sum() / 12)
-
-
-def _steps(book: str) -> Floats:
-    """For each code, the square of the mean distance to its two neighbours."""
-    table = TABLES[book]
-    finite = np.unique(table[np.isfinite(table)])
-    gaps = np.diff(finite)
-    mean = np.concatenate([gaps[:1], (gaps[1:] + gaps[:-1]) / 2, gaps[-1:]])
-    at = np.searchsorted(finite, np.where(np.isfinite(table), table, 0))
-    return np.asarray(np.square(mean[at]), np.float32)
-
-
-def _single(quant: GroupQuant) -> NDArray[np.bool_]:
-    """[out, groups]: groups in which every code is the same."""
-    index = quant.group_index()
-    groups = quant.scale.shape[1]
-    order = np.argsort(index, kind="stable")
-    counts = np.bincount(index, minlength=groups)
-    starts = np.minimum(np.cumsum(counts) - counts, index.size - 1)
-    codes = quant.codes if quant.g_idx is None else quant.codes[:, order]
-    low = np.minimum.reduceat(codes, starts, axis=1)
-    return np.asarray(low == np.maximum.reduceat(codes, starts, axis=1))
 
 
 def compare(name: str, quant: GroupQuant, source: Rows, norms: Mapping[str, Floats]) -> Compared:
     """source: its rows, of [out, in]. norms: of norms in reach that changed, the ratio [in]."""
+    found = _compared(name, quant, source, norms)
+    off = single(found.off_scales)
+    if not found.explained:  # scales that are far off may have led the search for folds astray
+        off = _beside_folds(name, quant, source, norms) or off
+    if not off:
+        return replace(found, plainly_off=found.off_scales)
+    better = _compared(name, mended(quant, off), source, norms)
+    every = (*off, *(one for one in better.off_scales if one.group is None))
+    as_stored = found.plain_error if better.columns is None else found.error
+    return replace(better, off_scales=every, plainly_off=every, as_stored=as_stored)
+
+
+def _beside_folds(
+    name: str, quant: GroupQuant, source: Rows, norms: Mapping[str, Floats]
+) -> tuple[OffScale, ...]:
+    """Single scales that are off, beside the folds of the matrix with all mended that seem so."""
+    pair = SideBySide(quant.shape, rows_of_quant(quant), source)
+    likely = likely_off(quant, sums_of(quant, pair).groups)
+    if not likely:
+        return ()
+    c = _compared(name, mended(quant, likely), source, norms)
+    sums = sums_of(quant, pair.scaled(c.columns, c.rows))
+    return single(_off(quant, pair, sums, (c.columns, c.rows)))
+
+
+def _compared(name: str, quant: GroupQuant, source: Rows, norms: Mapping[str, Floats]) -> Compared:
+    """As `compare`, as it is stored."""
     pair = SideBySide(quant.shape, rows_of_quant(quant), source)
     lost = expected_error(quant)
     sums = plain_sums = sums_of(quant, pair)
+    off_scales = plainly_off = find_off(quant, pair, sums.groups)
     size, plain = math.sqrt(sums.whole), math.sqrt(sums.lost)
     if plain > _PLAIN * lost:
         lost = _with_clipped(quant, pair, lost)
@@ -146,6 +124,7 @@ def compare(name: str, quant: GroupQuant, source: Rows, norms: Mapping[str, Floa
         found = fit(pair, norms)
         if found.columns is not None or found.rows is not None:
             sums = sums_of(quant, pair.scaled(found.columns, found.rows))
+            off_scales = _off(quant, pair, sums, (found.columns, found.rows))
     whole, left = math.sqrt(sums.whole), math.sqrt(sums.lost)
     zeros = math.sqrt(sums.stored)  # how far zeros are off
     off, step = _zeros_off(quant, sums)
@@ -167,7 +146,22 @@ def compare(name: str, quant: GroupQuant, source: Rows, norms: Mapping[str, Floa
         like=like,
         plainly_like=like if sums is plain_sums else likeness(quant, plain_sums, lost),
         pruned=pruned,
+        off_scales=off_scales,
+        plainly_off=plainly_off,
     )
+
+
+def _off(quant: GroupQuant, pair: SideBySide, sums: Sums, scales: Scales) -> tuple[OffScale, ...]:
+    """Single scales, with folds taken out. Rows that are no fold hold what is off in them."""
+    columns, rows = scales
+    if not _are_even(rows):
+        return find_off(quant, pair.scaled(columns, rows), sums.groups)
+    return find_off(quant, pair.scaled(columns, None), without_rows(sums, rows))
+
+
+def _are_even(rows: Floats | None) -> bool:
+    """Whether scales of rows are what clipping leaves, but for single ones."""
+    return rows is None or distance(rows, np.ones_like(rows)) < MATCH
 
 
 def _is_pruned(pair: SideBySide) -> bool:
