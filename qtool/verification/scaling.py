@@ -48,7 +48,6 @@ class Compared:
     plainly_like: Likeness | None = None  # as it is
     pruned: bool = False  # and its source is not
     off_scales: tuple[OffScale, ...] = ()  # single ones; all else is told with them mended
-    plainly_off: tuple[OffScale, ...] = ()  # without folds taken out
     as_stored: float | None = None  # the error with these, where there are any
 
     @property
@@ -77,7 +76,7 @@ class Compared:
         """Without the scales that were found."""
         return replace(
             self, error=self.plain_error, expected=self.plain_expected, columns=None, rows=None,
-            like=self.plainly_like, off_scales=self.plainly_off,
+            like=self.plainly_like,
         )  # fmt: skip
 
 
@@ -88,11 +87,11 @@ def compare(name: str, quant: GroupQuant, source: Rows, norms: Mapping[str, Floa
     if not found.explained:  # scales that are far off may have led the search for folds astray
         off = _beside_folds(name, quant, source, norms) or off
     if not off:
-        return replace(found, plainly_off=found.off_scales)
+        return found
     better = _compared(name, mended(quant, off), source, norms)
     every = (*off, *(one for one in better.off_scales if one.group is None))
     as_stored = found.plain_error if better.columns is None else found.error
-    return replace(better, off_scales=every, plainly_off=every, as_stored=as_stored)
+    return replace(better, off_scales=every, as_stored=as_stored)
 
 
 def _beside_folds(
@@ -113,7 +112,6 @@ def _compared(name: str, quant: GroupQuant, source: Rows, norms: Mapping[str, Fl
     pair = SideBySide(quant.shape, rows_of_quant(quant), source)
     lost = expected_error(quant)
     sums = plain_sums = sums_of(quant, pair)
-    off_scales = plainly_off = find_off(quant, pair, sums.groups)
     size, plain = math.sqrt(sums.whole), math.sqrt(sums.lost)
     if plain > _PLAIN * lost:
         lost = _with_clipped(quant, pair, lost)
@@ -124,7 +122,6 @@ def _compared(name: str, quant: GroupQuant, source: Rows, norms: Mapping[str, Fl
         found = fit(pair, norms)
         if found.columns is not None or found.rows is not None:
             sums = sums_of(quant, pair.scaled(found.columns, found.rows))
-            off_scales = _off(quant, pair, sums, (found.columns, found.rows))
     whole, left = math.sqrt(sums.whole), math.sqrt(sums.lost)
     zeros = math.sqrt(sums.stored)  # how far zeros are off
     off, step = _zeros_off(quant, sums)
@@ -146,8 +143,7 @@ def _compared(name: str, quant: GroupQuant, source: Rows, norms: Mapping[str, Fl
         like=like,
         plainly_like=like if sums is plain_sums else likeness(quant, plain_sums, lost),
         pruned=pruned,
-        off_scales=off_scales,
-        plainly_off=plainly_off,
+        off_scales=_off(quant, pair, sums, (found.columns, found.rows) if found else (None, None)),
     )
 
 
