@@ -116,6 +116,17 @@ def test_zeros_off_by_one_are_counted() -> None:
     quant.zero[:5] += 1
     found = compare("w", quant, rows_of_array(weight), {})
     assert (found.off, found.step, found.groups) == (5 * 8, 1, 64 * 8)
+    assert not found.lost_codes
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_codes_that_were_zeroed_out_are_no_zeros_that_are_off(bits: int) -> None:
+    weight = normal(64, 256)
+    quant = rounded(weight, bits)
+    quant.codes[:5, :128] = 0
+    quant.codes[5:8, :16] = 0  # half a group
+    found = compare("w", quant, rows_of_array(weight), {})
+    assert found.lost_codes >= 5 * 4 and not found.off
 
 
 def test_groups_that_are_off_by_chance_are_not_counted() -> None:
@@ -214,6 +225,29 @@ def test_layers_that_changed_places(made: Callable[..., Path], tmp_path: Path) -
     assert "by qtool.json the artifact was made of this model" in found.message
 
 
+def test_one_matrix_among_others_is_damaged_and_not_of_another_model(
+    made: Callable[..., Path], tmp_path: Path
+) -> None:
+    def swap(tensors: dict[str, Any]) -> None:
+        tensors[f"{UP}.weight"] = tensors[f"{UP}.weight"].flip(0)
+
+    source = damaged(resolve("tiny"), tmp_path / "source", swap)
+    out = damaged(made("w4g64-rtn"), tmp_path / "out", lambda tensors: None)
+    (out / "qtool.json").unlink()
+    found = errors(verify_artifact(out, against=source, threads=1))["layer-error"]
+    assert found.message.endswith("; the others are near it: fetch or make the artifact again")
+
+
+def test_codes_that_were_zeroed_out(made: Callable[..., Path], tmp_path: Path) -> None:
+    def hole(tensors: dict[str, Any]) -> None:
+        tensors[f"{UP}.weight_packed"].reshape(-1)[3000:3100] = 0
+
+    verdict = against_tiny(damaged(made("w4a16-ct"), tmp_path / "out", hole))
+    said = [f.message for f in verdict.findings if f.severity == "error"]
+    assert any("have codes that are others by whole steps" in message for message in said)
+    assert not any(f.check == "zeros" for f in verdict.findings)
+
+
 def test_scales_that_are_no_numbers_are_told_of_once(
     made: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -222,6 +256,7 @@ def test_scales_that_are_no_numbers_are_told_of_once(
 
     verdict = against_tiny(damaged(made("w4g64-rtn"), tmp_path / "out", spoil))
     assert [(f.check, f.name) for f in verdict.findings] == [("scales", f"{UP}.weight")]
+    assert "text" not in verdict.findings[0].message  # which rounding to the nearest reads none of
     (layer,) = [layer for layer in verdict.json()["layers"] if layer["name"] == f"{UP}.weight"]
     assert layer["relative_error"] is None
     json.dumps(verdict.json(), allow_nan=False)

@@ -19,8 +19,8 @@ from qtool.verification.folds import PLUS_ONE, block_of
 from qtool.verification.likeness import numbers_changed, others
 from qtool.verification.pruned import is_pruned
 from qtool.verification.scaling import LOST, Compared
+from qtool.verification.sentences import AGAIN, some
 from qtool.verification.sentences import count as counted
-from qtool.verification.sentences import some
 from qtool.verification.side_by_side import (
     Floats,
     SideBySide,
@@ -35,6 +35,7 @@ CHECK, MADE_OF = "layer-error", "made-of"
 _ROUNDING = 0.01  # relative: what another dtype may change
 _MANY_OFF = 0.5  # of the groups: the convention is wrong, not single zeros
 _FEW_OFF = 0.001
+_MOST = 0.5  # of the matrices: fewer are damaged, and the model is this one
 _FROM_ZEROS = 3.0  # times what zeros explain that are off
 
 
@@ -217,8 +218,10 @@ def check_errors(subject: Subject, compared: Sequence[Compared]) -> Iterator[Fin
             "error", "zeros", single[0].name,
             f"against the source, the zeros of {counted(groups, 'group')} of "
             f"{counted(len(single), 'matrix')} ({some([c.name for c in single])}) are off, most by "
-            f"{single[0].step:+d}; they ran over an end of their range: make the artifact again",
+            f"{single[0].step:+d}: {AGAIN}",
         )  # fmt: skip
+    if not _rotated(subject):
+        yield from _lost_codes([c for c in quantized if c.lost_codes > _FEW_OFF * c.groups + 1])
     wrong = [c for c in quantized if not c.explained and c not in shifted and c.name not in off]
     if wrong and (why := _rotated(subject)):
         yield Finding(
@@ -239,7 +242,7 @@ def check_errors(subject: Subject, compared: Sequence[Compared]) -> Iterator[Fin
             f"{counted(len(wrong), 'matrix')} farther from the source than quantizing explains: "
             f"{c.name} is off by {c.error:.1%}, its scales explain {c.expected or 0:.1%}"
             + (f"; also {some([w.name for w in worst[1:]])}" if len(worst) > 1 else "")
-            + _other_model(subject),
+            + _other_model(subject, len(wrong) > _MOST * len(quantized)),
         )  # fmt: skip
     known = {c.name for c in (*shifted, *single, *(wrong if any(w.wrong for w in wrong) else ()))}
     yield from _unlike(subject, [c for c in quantized if c.name not in known])
@@ -249,6 +252,18 @@ def check_errors(subject: Subject, compared: Sequence[Compared]) -> Iterator[Fin
             "note", CHECK, folded_in[0].name,
             f"{counted(len(folded_in), 'matrix')} with scales folded in (AWQ, smoothing): "
             "errors are counted with these taken out",
+        )  # fmt: skip
+
+
+def _lost_codes(compared: Sequence[Compared]) -> Iterator[Finding]:
+    """Groups whose weights are elsewhere on average, though not all of them by the same."""
+    if compared:
+        groups = sum(c.lost_codes for c in compared)
+        yield Finding(
+            "error", CHECK, compared[0].name,
+            f"against the source, {counted(groups, 'group')} of {counted(len(compared), 'matrix')} "
+            f"({some([c.name for c in compared])}) have codes that are others by whole steps: "
+            f"{AGAIN}",
         )  # fmt: skip
 
 
@@ -321,11 +336,13 @@ def _rotated(subject: Subject) -> str:
     return "the embedding has the source's norms and other directions" if turned else ""
 
 
-def _other_model(subject: Subject) -> str:
-    """Whether the provenance names another source."""
+def _other_model(subject: Subject, most: bool) -> str:
+    """Whether the provenance names another source. most: of the matrices are far from it."""
     match _made_of_it(subject):
-        case None:
+        case None if most:
             return "; was it made of another model?"
+        case None:
+            return f"; the others are near it: {AGAIN}"
         case True:
             return "; by qtool.json the artifact was made of this model"
         case False:

@@ -14,8 +14,8 @@ from qtool.checkpoints.padding import asked_in, may_be_padded
 from qtool.scheme import Scheme
 from qtool.verification.finding import Finding
 from qtool.verification.matrix import Measured
+from qtool.verification.sentences import AGAIN, some
 from qtool.verification.sentences import count as counted
-from qtool.verification.sentences import some
 
 _SUBNORMAL = 0.01  # of the scales
 _BOTH_SIGNS = 0.1  # of the scales, where a method gives scales a sign
@@ -27,6 +27,7 @@ _FEW_WEIGHTS = 4096  # too few to tell anything from means
 _FEW_GROUPS = 8
 _COARSE = 4  # bits, of which one step is more than means of weights are off by themselves
 _SURELY = 6  # standard errors
+_WITHOUT_TEXT = ("rtn", "none")
 _FEW_MATRICES = 3  # which may by chance have weights that are not about 0
 
 
@@ -50,8 +51,7 @@ def check_scales(artifact: Artifact, matrices: Sequence[Measured]) -> Iterator[F
         if what:
             yield Finding(
                 "error", "scales", name,
-                f"{name}: {what}; scales must be finite and positive: quantize this layer anew, "
-                "with text that reaches it",
+                f"{name}: {what}; scales must be finite and positive: {_mend(artifact)}",
             )  # fmt: skip
     small = [m for m in matrices if m.subnormal > _SUBNORMAL * m.scales]
     if small:
@@ -61,6 +61,14 @@ def check_scales(artifact: Artifact, matrices: Sequence[Measured]) -> Iterator[F
             "scales so small that their type keeps only a few digits of them (subnormal); the "
             "weights there are distorted",
         )  # fmt: skip
+
+
+def _mend(artifact: Artifact) -> str:
+    """Inputs that no text reached are a reason where there was a text."""
+    recipe = (artifact.provenance or {}).get("recipe")
+    steps = [*recipe.get("method", []), *recipe.get("transforms", [])] if recipe else []
+    measured = any(step not in _WITHOUT_TEXT for step in steps)
+    return "quantize this layer anew, with text that reaches it" if measured else AGAIN
 
 
 def check_kinds(artifact: Artifact, matrices: Sequence[Measured]) -> Iterator[Finding]:

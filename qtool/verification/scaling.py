@@ -15,12 +15,15 @@ from qtool.verification.off_scales import OffScale, likely_off, mended, single
 from qtool.verification.off_scales import off_scales as find_off
 from qtool.verification.pruned import Fours
 from qtool.verification.side_by_side import Floats, SideBySide, rows_of_quant, square_of
-from qtool.verification.steps import expected_error
+from qtool.verification.steps import expected_error, single_codes
 
 # Times the expected error: GPTQ makes up to 2, a clipped range up to 3.5.
 UNEXPLAINED = 4.0
 WRONG = 6.0
 _SURELY = 6  # standard errors
+# Of what is left where a zero is off, the mean square: in steps 16 times what rounding leaves, as
+# GPTQ may; of the mean the part that is less than any number of codes that were lost leaves.
+_MOVED, _LEFT = 16 / 12, 0.05
 LOST = 0.95  # relative: as far off as a matrix of zeros
 _PLAIN = 1.2  # times the expected error: no need to look for scales below
 _FEW_CLIPPED = 0.01  # of the weights
@@ -48,6 +51,7 @@ class Compared:
     plainly_like: Likeness | None = None  # as it is
     pruned: bool = False  # and its source is not
     off_scales: tuple[OffScale, ...] = ()  # single ones; all else is told with them mended
+    lost_codes: int = 0  # groups whose mean is as far off, which no zero explains
     as_stored: float | None = None  # the error with these, where there are any
 
     @property
@@ -124,7 +128,7 @@ def _compared(name: str, quant: GroupQuant, source: Rows, norms: Mapping[str, Fl
             sums = sums_of(quant, pair.scaled(found.columns, found.rows))
     whole, left = math.sqrt(sums.whole), math.sqrt(sums.lost)
     zeros = math.sqrt(sums.stored)  # how far zeros are off
-    off, step = _zeros_off(quant, sums)
+    off, step, lost_codes = _zeros_off(quant, sums)
     like = likeness(quant, sums, lost)
     return Compared(
         name,
@@ -143,6 +147,7 @@ def _compared(name: str, quant: GroupQuant, source: Rows, norms: Mapping[str, Fl
         like=like,
         plainly_like=like if sums is plain_sums else likeness(quant, plain_sums, lost),
         pruned=pruned,
+        lost_codes=lost_codes,
         off_scales=_off(quant, pair, sums, (found.columns, found.rows) if found else (None, None)),
     )
 
@@ -191,14 +196,15 @@ def _with_clipped(quant: GroupQuant, pair: SideBySide, lost: float) -> float:
     return math.hypot(lost, math.sqrt(of_clipped))
 
 
-def _zeros_off(quant: GroupQuant, sums: Sums) -> tuple[int, int]:
-    """How many groups have a zero that is off by whole steps, and by how many most of them.
+def _zeros_off(quant: GroupQuant, sums: Sums) -> tuple[int, int, int]:
+    """How many groups have a zero that is off by whole steps, and by how many most of them; and how
+    many have a mean that is, by more than a zero explains: it moves all weights by the same.
 
     W - Q is (zero stored - zero meant) * scale on average, and 0 where they are the same, but for
     what is left by chance of the few weights of a group, which GPTQ leaves farther off.
     """
     if quant.scheme.is_float:
-        return 0, 0
+        return 0, 0, 0
     scale = quant.row_scale().astype(np.float64)
     count = counts_of(quant)
     means = sums.groups[3] / count
@@ -211,6 +217,11 @@ def _zeros_off(quant: GroupQuant, sums: Sums) -> tuple[int, int]:
         chance = np.sqrt(np.maximum(spread, 0) / count)
         off &= np.abs(means) > _SURELY * chance
     if not off.any():
-        return 0, 0
+        return 0, 0, 0
+    lost = off & (spread > np.maximum(_MOVED * np.square(scale), _LEFT * np.square(means)))
+    lost |= off & single_codes(quant)
+    off &= ~lost
+    if not off.any():
+        return 0, 0, int(lost.sum())
     whole, counts = np.unique(np.rint(steps[off]), return_counts=True)
-    return int(off.sum()), int(whole[counts.argmax()])
+    return int(off.sum()), int(whole[counts.argmax()]), int(lost.sum())

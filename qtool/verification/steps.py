@@ -29,7 +29,7 @@ def _steps_of(quant: GroupQuant) -> float:
     else:
         counts = np.broadcast_to(members, scale.shape)
     squares = scale * scale * counts
-    return float(squares[~_single(quant)].sum() / 12)
+    return float(squares[~single_codes(quant)].sum() / 12)
 
 
 def _squares(book: str) -> Floats:
@@ -42,7 +42,7 @@ def _squares(book: str) -> Floats:
     return np.asarray(np.square(mean[at]), np.float32)
 
 
-def _single(quant: GroupQuant) -> NDArray[np.bool_]:
+def single_codes(quant: GroupQuant) -> NDArray[np.bool_]:
     """[out, groups]: groups in which every code is the same."""
     index = quant.group_index()
     groups = quant.scale.shape[1]

@@ -184,7 +184,7 @@ CASES = [
     Broken(
         "expert-of-nan-scales", "llm-compressor#2826", "awq-experts",
         values(f"{EXPERT}.up_proj.scales", lambda scales: scales.fill(np.nan)),
-        "scales", f"{EXPERT}.up_proj", "text that reaches it",
+        "scales", f"{EXPERT}.up_proj", "fetch or make the artifact again",
     ),
     Broken("norm-of-nan", "llm-compressor#1349", "awq",
            values("model.norm.weight", lambda values: values.fill(np.nan)),
