@@ -334,6 +334,24 @@ def test_a_dense_tensor_that_changed(made: Callable[..., Path], tmp_path: Path) 
     assert errors(verdict)["layer-error"].name == "model.embed_tokens.weight"
 
 
+@pytest.mark.parametrize(
+    ("dtype", "said"), [(torch.float16, "float16, in the source bfloat16"), (torch.float32, None)]
+)
+def test_matrices_in_another_dtype_are_noted(
+    dtype: torch.dtype, said: str | None, made: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Where it cannot hold each number of the source's."""
+
+    def cast(tensors: dict[str, Any]) -> None:
+        name = "model.embed_tokens.weight"
+        tensors[name] = tensors[name].to(dtype)
+
+    verdict = against_tiny(damaged(made("w4g64-rtn"), tmp_path / "out", cast))
+    notes = [f.message for f in verdict.findings if f.check == "layer-error"]
+    assert verdict.ok and len(notes) == (said is not None)
+    assert said is None or said in notes[0]
+
+
 def test_a_rotated_model_is_not_comparable(made: Callable[..., Path], tmp_path: Path) -> None:
     """An orthogonal matrix over the width of the embedding and of all that read it."""
     import torch

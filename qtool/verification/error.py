@@ -10,13 +10,14 @@ from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.formats.compressed_tensors_transforms import KEY
 from qtool.formats.safetensors_file import FLOAT_DTYPES
 from qtool.streaming.weights import rows_of
-from qtool.verification import config, made_up, pruned, single_scales
+from qtool.verification import casts, config, made_up, pruned, single_scales
 from qtool.verification.biases import as_its_rows
+from qtool.verification.casts import ROUNDING, only_cast, same
 from qtool.verification.exact import only_scaled
 from qtool.verification.finding import Finding, LayerError
 from qtool.verification.fit import fit
 from qtool.verification.folds import PLUS_ONE, block_of
-from qtool.verification.likeness import numbers_changed, others
+from qtool.verification.likeness import numbers_changed
 from qtool.verification.pruned import is_pruned
 from qtool.verification.scaling import LOST, Compared
 from qtool.verification.sentences import AGAIN, some
@@ -27,12 +28,10 @@ from qtool.verification.side_by_side import (
     norm,
     rows_of_array,
     scaled,
-    square_of,
 )
 from qtool.verification.subject import Subject
 
 CHECK, MADE_OF = "layer-error", "made-of"
-_ROUNDING = 0.01  # relative: what another dtype may change
 _MANY_OFF = 0.5  # of the groups: the convention is wrong, not single zeros
 _FEW_OFF = 0.001
 _MOST = 0.5  # of the matrices: fewer are damaged, and the model is this one
@@ -53,6 +52,7 @@ def dense_compared(
     thinned: list[str] = []
     other: list[str] = []  # of them, as far off as zeros, with scales taken out
     layers = {c.name: c for c in matrices}
+    cast: dict[str, tuple[str, str]] = {}
     changed = {key for block in norms.values() for key in block}
     for name, entry in subject.entries.items():
         if source is None or name not in source.tensors or entry.scheme is not None:
@@ -62,7 +62,10 @@ def dense_compared(
             continue
         if entry.dtype not in FLOAT_DTYPES or info.dtype not in FLOAT_DTYPES:
             continue
-        if _same(subject, name) or _only_cast(subject, name):
+        if same(subject, name):
+            continue
+        if only_cast(subject, name):
+            cast[name] = info.dtype, entry.dtype
             continue
         old = source.float32(name)
         new = subject.artifact.checkpoint.float32(entry.stored[0])
@@ -84,14 +87,14 @@ def dense_compared(
                 )  # fmt: skip
             continue
         plain = norm(old - new)
-        if name in changed or not plain > _ROUNDING * norm(old):
+        if name in changed or not plain > ROUNDING * norm(old):
             continue
         left = plain / norm(old) if norm(old) else math.inf
         if old.ndim == 2:
             pair = SideBySide((len(old), old.shape[1]), rows_of_array(new), rows_of_array(old))
             found = fit(pair, norms.get(block_of(subject, name), {}))
             left = found.left / max(norm(scaled(old, found.columns, found.rows)), 1e-30)
-            if left <= _ROUNDING:
+            if left <= ROUNDING:
                 compared.append(
                     Compared(
                         name, left, plain / norm(old), None, None,
@@ -107,7 +110,7 @@ def dense_compared(
     for c in compared:  # scales that are 1 for most inputs leave most numbers, of norms too
         broken.pop(c.name, None)
         broken.pop((c.norm or "").removesuffix(PLUS_ONE), None)
-    findings = pruned.told(CHECK, thinned)
+    findings = [*pruned.told(CHECK, thinned), *casts.told(CHECK, cast)]
     if broken:
         findings.append(
             Finding(
@@ -145,41 +148,6 @@ def dense_compared(
             )
         )  # fmt: skip
     return compared, findings
-
-
-def _same(subject: Subject, name: str) -> bool:
-    """Whether a dense tensor has the source's bytes; a part in memory at a time."""
-    entry, source = subject.entries[name], subject.source
-    assert source is not None
-    if entry.dtype != source.tensors[name].dtype or not entry.shape:
-        return False
-    rows = entry.shape[0]
-    step = max(1, (rows << 24) // max(1, entry.nbytes))
-    return all(
-        np.array_equal(
-            subject.artifact.checkpoint.part(entry.stored[0], at, min(rows, at + step)),
-            source.part(name, at, min(rows, at + step)),
-        )
-        for at in range(0, rows, step)
-    )
-
-
-def _only_cast(subject: Subject, name: str) -> bool:
-    """Whether a matrix has the source's numbers, but for what another dtype rounds."""
-    entry, source = subject.entries[name], subject.source
-    assert source is not None
-    kinds = entry.dtype, source.tensors[name].dtype
-    if kinds[0] == kinds[1] or len(entry.shape) != 2:
-        return False
-    stored = rows_of(subject.artifact.checkpoint, entry.stored[0])
-    pair = SideBySide((entry.shape[0], entry.shape[1]), stored, rows_of(source, name))
-    lost = whole = 0.0
-    for _, new, old in pair.pieces():
-        if others(new, old, kinds).any():
-            return False
-        lost += square_of(old - new)
-        whole += square_of(old)
-    return lost <= _ROUNDING**2 * whole
 
 
 def layer_errors(subject: Subject, compared: Sequence[Compared]) -> list[LayerError]:
