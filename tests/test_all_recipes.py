@@ -20,6 +20,7 @@ from qtool.runs.pipeline import run
 from qtool.runs.progress import Progress
 from qtool.runs.request import Request
 from qtool.runs.summary import Summary
+from qtool.verification.run import verify_artifact
 
 # Three micro-batches, the last one short: threads have something to part.
 SETS = ("calibration.samples=9", "calibration.length=500")
@@ -61,6 +62,17 @@ def test_threads_change_no_byte(name: str, tmp_path: Path) -> None:
         torch.set_num_threads(before)
     assert len(set(found.values())) == 1, found
     assert not [note for note in summary.notes if "bit width explains" in note]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(shipped()))
+def test_what_is_made_is_near_its_source(name: str, tmp_path: Path) -> None:
+    """No layer, no scale and no fold of it alarms."""
+    source = source_for(name, tiny_folder(), tmp_path / "model")
+    out = tmp_path / ("made" if isinstance(load(name), Recipe) else "made.gguf")
+    made(name, out, 2, source)
+    verdict = verify_artifact(out, against=source, threads=2)
+    assert not [finding for finding in verdict.findings if finding.severity != "note"]
 
 
 @pytest.mark.slow
