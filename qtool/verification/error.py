@@ -188,9 +188,10 @@ def check_errors(subject: Subject, compared: Sequence[Compared]) -> Iterator[Fin
             f"{counted(len(single), 'matrix')} ({some([c.name for c in single])}) are off, most by "
             f"{single[0].step:+d}: {AGAIN}",
         )  # fmt: skip
-    if not _rotated(subject):
-        yield from _lost_codes([c for c in quantized if c.lost_codes > _FEW_OFF * c.groups + 1])
-    wrong = [c for c in quantized if not c.explained and c not in shifted and c.name not in off]
+    torn = [] if _rotated(subject) else [c for c in quantized if _has_lost_codes(c)]
+    yield from _lost_codes(torn)
+    known = {*off, *(c.name for c in (*shifted, *torn))}
+    wrong = [c for c in quantized if not c.explained and c.name not in known]
     if wrong and (why := _rotated(subject)):
         yield Finding(
             "note", CHECK, wrong[0].name,
@@ -212,7 +213,8 @@ def check_errors(subject: Subject, compared: Sequence[Compared]) -> Iterator[Fin
             + (f"; also {some([w.name for w in worst[1:]])}" if len(worst) > 1 else "")
             + _other_model(subject, len(wrong) > _MOST * len(quantized)),
         )  # fmt: skip
-    known = {c.name for c in (*shifted, *single, *(wrong if any(w.wrong for w in wrong) else ()))}
+    far = wrong if any(w.wrong for w in wrong) else ()
+    known = {c.name for c in (*shifted, *single, *torn, *far)}
     yield from _unlike(subject, [c for c in quantized if c.name not in known])
     folded_in = [c for c in compared if single_scales.is_folded(c)]
     if folded_in:
@@ -221,6 +223,11 @@ def check_errors(subject: Subject, compared: Sequence[Compared]) -> Iterator[Fin
             f"{counted(len(folded_in), 'matrix')} with scales folded in (AWQ, smoothing): "
             "errors are counted with these taken out",
         )  # fmt: skip
+
+
+def _has_lost_codes(c: Compared) -> bool:
+    """Whether groups have lost codes of a matrix that is the source's otherwise."""
+    return not c.wrong and c.lost_codes > _FEW_OFF * c.groups + 1
 
 
 def _lost_codes(compared: Sequence[Compared]) -> Iterator[Finding]:
