@@ -173,9 +173,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     def get(recipe: str) -> Path:
         if not (where / recipe).exists():
             calibrated = ("calibration.samples=4", "calibration.length=32")
-            quantize(
-                tiny_folder(), recipe, where / recipe, *(calibrated if "gptq" in recipe else ())
-            )
+            reads = "gptq" in recipe or "awq" in recipe
+            quantize(tiny_folder(), recipe, where / recipe, *(calibrated if reads else ()))
         return where / recipe
 
     return get
@@ -212,6 +211,7 @@ def times(factor: float) -> Callable[[Any], Any]:
         ("w4g128-rtn", "scales", times(0.5), "row 7, columns 0 to 127: about 0.5 times"),
         ("w4g64-rtn", "scales", times(2), "row 7, columns 0 to 63: about "),
         ("w4g128-gptq", "scales", times(2), "row 7, "),
+        ("w4g128-awq", "scales", times(2), "row 7, columns 0 to 127 beside the other one: about "),
         ("w4a16-ct", "weight_scale", times(2), "row 3, columns 128 to 255: about "),
         ("w8-rtn", "scales", times(2), "row 7: about 2.0 times"),
         ("w8a8-dynamic", "weight_scale", times(2), "row 7: about 2.0 times"),

@@ -79,6 +79,16 @@ def single(found: Iterable[OffScale]) -> tuple[OffScale, ...]:
     return tuple(one for one in found if one.group is not None)
 
 
+def one_of_two(found: Iterable[OffScale]) -> tuple[OffScale, ...]:
+    """Of rows with two groups and a fold, which is what both have: either may be the one that is
+    off, and the other then seems so, too."""
+    rows: dict[int, OffScale] = {}
+    for one in sorted(found, key=lambda one: abs(one.times)):
+        beside = "" if one.group is None else " beside the other one"
+        rows[one.row] = replace(one, weights=f"{one.weights}{beside}")
+    return tuple(rows.values())
+
+
 def mended(quant: GroupQuant, found: Sequence[OffScale]) -> GroupQuant:
     """With the scales that the codes need."""
     scale = quant.scale.astype(np.float32)

@@ -11,7 +11,7 @@ from qtool.scheme import GroupQuant
 from qtool.streaming.weights import Rows
 from qtool.verification.fit import MATCH, Fit, Scales, distance, fit
 from qtool.verification.likeness import Likeness, Sums, counts_of, likeness, sums_of, without_rows
-from qtool.verification.off_scales import OffScale, likely_off, mended, single
+from qtool.verification.off_scales import OffScale, likely_off, mended, one_of_two, single
 from qtool.verification.off_scales import off_scales as find_off
 from qtool.verification.pruned import Fours
 from qtool.verification.side_by_side import Floats, SideBySide, rows_of_quant, square_of
@@ -156,7 +156,8 @@ def _off(quant: GroupQuant, pair: SideBySide, sums: Sums, scales: Scales) -> tup
     """Single scales, with folds taken out. Rows that are no fold hold what is off in them."""
     columns, rows = scales
     if not _are_even(rows):
-        return find_off(quant, pair.scaled(columns, rows), sums.groups)
+        off = find_off(quant, pair.scaled(columns, rows), sums.groups)
+        return off if quant.scale.shape[1] != 2 else one_of_two(off)
     return find_off(quant, pair.scaled(columns, None), without_rows(sums, rows))
 
 
