@@ -12,6 +12,10 @@ from qtool.verification.engine_schemes import otherwise, pair_of, refused
 TOKEN = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
 ONE = TOKEN | {"strategy": "tensor", "dynamic": False}
 FLOAT = TOKEN | {"type": "float"}
+SKEWED = {"symmetric": False}
+NV = {
+    "num_bits": 4, "type": "float", "symmetric": True, "strategy": "tensor_group", "group_size": 16,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", FLOATS, ids=lambda case: f"{case[0]}-{case[1]}-{case[2]}")
@@ -38,8 +42,14 @@ def weights_of(bits: int, strategy: str, kind: str = "int") -> dict[str, Any]:
         (weights_of(8, "channel"), TOKEN, "int-quantized", False, True),
         (weights_of(8, "channel"), ONE, "int-quantized", True, True),
         (weights_of(4, "group"), TOKEN, "int-quantized", False, True),
-        (weights_of(8, "group"), TOKEN, "pack-quantized", True, False),
+        (weights_of(8, "group"), TOKEN, "pack-quantized", True, True),
+        (weights_of(4, "group"), TOKEN, "pack-quantized", False, False),
+        (weights_of(4, "group"), FLOAT, "pack-quantized", False, False),
+        (weights_of(4, "group") | SKEWED, TOKEN, "pack-quantized", True, True),
         (weights_of(4, "group"), None, "pack-quantized", False, False),
+        (weights_of(4, "group") | SKEWED, None, "pack-quantized", False, True),
+        (weights_of(8, "group"), None, "mixed-precision", True, True),
+        (NV, None, "nvfp4-pack-quantized", False, False),
         (weights_of(8, "channel", "float"), FLOAT, "float-quantized", False, False),
         (weights_of(8, "channel", "float"), None, "float-quantized", True, True),
     ],
@@ -84,14 +94,57 @@ def test_inputs_that_are_rounded_otherwise(
 
 
 def test_packed_weights_with_rounded_inputs(tmp_path: Path) -> None:
-    """vLLM has a package for them; SGLang reads no inputs of a packed layout."""
+    """vLLM has a package for them; SGLang a kernel for experts of 4 bits alone."""
     config = compressed(8)
     config["config_groups"]["group_0"]["input_activations"] = TOKEN
     artifact = stored(tmp_path / "a", packed(8), config)
     (one,) = engine_findings(artifact, "vllm", 1)
     assert one.severity == "warning" and "humming" in one.message
     (one,) = engine_findings(artifact, "sglang", 1)
-    assert one.severity == "warning" and "inputs are left as they are" in one.message
+    assert one.severity == "error" and "packed weights go with inputs as they are" in one.message
+    group = {"weights": weights_of(4, "group"), "input_activations": TOKEN}
+    pair = pair_of(group, "pack-quantized", expert=True)
+    assert pair is not None and "rounded to FP8, by a kernel for Hopper" in str(
+        otherwise(pair, "sglang")
+    )
+
+
+@pytest.mark.parametrize(
+    ("weights", "phrase"),
+    [
+        (weights_of(4, "group") | SKEWED, None),
+        (weights_of(8, "group") | SKEWED, "with zero points int4 has"),
+        (weights_of(4, "channel"), None),
+        (weights_of(4, "group") | {"group_size": 16}, "groups of 32, 64 or 128"),
+        (weights_of(8, "tensor"), "a scale a row"),
+        (weights_of(3, "group"), "int4 and int8 in pack-quantized do"),
+    ],
+)
+def test_whole_numbers_that_sglang_multiplies_alone(
+    weights: dict[str, Any], phrase: str | None
+) -> None:
+    """By inputs as they are, with Marlin, which has zeros of 4 bits."""
+    pair = pair_of({"weights": weights, "input_activations": None}, "pack-quantized")
+    assert pair is not None
+    why = refused(pair, "sglang")
+    assert why is None if phrase is None else phrase in str(why)
+
+
+def test_a_group_has_a_format_of_its_own(tmp_path: Path) -> None:
+    """Where groups differ the config says mixed-precision, which counts for SGLang's experts."""
+    config = compressed(4) | {"format": "mixed-precision"}
+    config["config_groups"]["group_0"]["format"] = "pack-quantized"
+    for engine in ("vllm", "sglang"):
+        assert not engine_findings(stored(tmp_path / engine, packed(4), config), engine, 1)
+    experts = {
+        name.replace(".mlp.", f".mlp.experts.{expert}."): info
+        for name, info in packed(4).items()
+        for expert in range(2)
+    }
+    artifact = stored(tmp_path / "experts", experts, config)
+    assert not [f for f in engine_findings(artifact, "vllm", 1) if f.severity == "error"]
+    (one,) = [f for f in engine_findings(artifact, "sglang", 1) if f.severity == "error"]
+    assert "in pack-quantized do" in one.message
 
 
 def test_whole_numbers_in_a_byte_need_rounded_inputs(tmp_path: Path) -> None:

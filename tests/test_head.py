@@ -9,6 +9,7 @@ from typing import Any
 import header_files
 import numpy as np
 import pytest
+from header_artifacts import FLOATS, group_config, stored
 from numpy.typing import NDArray
 from planning import plan_of, quantized
 from quantizing import build, caller, files, quantize, text_file
@@ -28,6 +29,7 @@ from qtool.runs import by_rows
 from qtool.runs.journal import Journal
 from qtool.scheme import Scheme
 from qtool.verification.engine_head import length_refused
+from qtool.verification.engine_rules import engine_findings
 from qtool.verification.matrix import _hole
 
 HEAD = "lm_head.weight"
@@ -268,6 +270,19 @@ def test_zero_points_fill_words() -> None:
     assert length_refused("compressed-tensors", 300, 4, False) is not None
     assert length_refused("compressed-tensors", 300, 4, True) is None
     assert length_refused("compressed-tensors", 300, 8, False) is None
+
+
+def test_blocks_of_rows(tmp_path: Path) -> None:
+    """A scale for 128 rows of the head, or for each."""
+    layout, weights, inputs, tensors, *_ = next(case for case in FLOATS if "block" in str(case[1]))
+    config = group_config(layout, weights, inputs) | {"ignore": []}
+    config["config_groups"]["group_0"]["targets"] = ["Linear", "re:.*lm_head"]
+    head = {"lm_head.weight": ("F8_E4M3", (512, 256)), "lm_head.weight_scale": ("BF16", (4, 2))}
+    artifact = stored(tmp_path / "a", {**tensors, **head}, config)
+    for engine in ("vllm", "sglang"):
+        (one,) = [f for f in engine_findings(artifact, engine, 1) if f.check == "engine-head"]
+        assert one.severity == "error" and "are for blocks of rows" in one.message
+    assert length_refused("compressed-tensors", 512, 8, True) is None
 
 
 def test_a_column_of_the_least_codes_is_no_hole(tmp_path: Path) -> None:

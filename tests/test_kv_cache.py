@@ -25,6 +25,7 @@ from qtool.quality.engine_inputs import declared
 from qtool.recipe import recipe as recipes
 from qtool.streaming.skeleton import Skeleton
 from qtool.texts.calibration import calibration_tokens
+from qtool.verification.engine_rules import engine_findings
 from qtool.verification.run import verify_artifact
 
 WIDTHS = {"float": 448.0, "int": 127.0}
@@ -195,6 +196,8 @@ def test_verify_knows_the_scales(text: Path, tmp_path: Path) -> None:
     (out / "config.json").write_text(json.dumps(config))
     (finding,) = but_digests(verify_artifact(out, engine="vllm").findings)
     assert finding.check == "engine-kv-cache" and "8-bit float" in finding.message
+    (finding,) = engine_findings(Artifact.open(out), "sglang", 1)
+    assert finding.check == "engine-kv-cache" and "passes over" in finding.message
 
 
 @pytest.mark.parametrize("name", ["gpt-oss", "gemma2"])

@@ -98,12 +98,14 @@ def test_the_card_advises_what_the_rules_allow(
 @pytest.mark.parametrize(
     ("recipe", "sets", "wanted"),
     [
-        ("kv-fp8", (), ["vllm", "transformers", "sglang"]),
+        ("kv-fp8", (), ["vllm", "sglang", "transformers"]),
+        ("w8a8-dynamic", ("kv_cache={bits: 8, type: float, scale: head}",),
+         ["vllm", "transformers", "sglang"]),
         ("kv-fp8", ("kv_cache.type=int",), ["transformers", "sglang"]),
         ("w8a8-dynamic", (), ["vllm", "sglang", "transformers"]),
         ("int8-llmint8", (), ["transformers", "sglang"]),
     ],
-)
+)  # fmt: skip
 def test_who_leaves_the_cache_as_it_is_comes_last(
     recipe: str, sets: tuple[str, ...], wanted: list[str], tmp_path: Path
 ) -> None:

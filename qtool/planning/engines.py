@@ -61,7 +61,7 @@ def _told(recipe: Recipe, tensors: Sequence[Planned], config: Mapping[str, Any])
         return _about(_SERVERS, [] if quantized else _cache(recipe))
     return [
         *_about(_SERVERS, _cache(recipe)),
-        *_about(_VLLM, _fp4_inputs(recipe)),
+        *_fp4_inputs(recipe),
         *_format(recipe, quantized, config),
         *_about(_SERVERS, _groups(quantized)),
         *_about(_SERVERS, _fused(recipe, tensors)),
@@ -76,14 +76,15 @@ def _about(engines: Sequence[str], sentences: Sequence[str]) -> list[_Told]:
     return [(text, engines) for text in sentences]
 
 
-def _fp4_inputs(recipe: Recipe) -> list[str]:
+def _fp4_inputs(recipe: Recipe) -> list[_Told]:
     if recipe.activations is None or recipe.activations.type not in ("nvfp4", "mxfp4"):
         return []
-    name = recipe.activations.type.upper()
-    return [
-        f"of NVIDIA's GPUs vLLM rounds inputs to {name} on Blackwell alone; on older ones it "
-        "multiplies the weights by inputs as they are"
-    ]
+    nvfp4 = recipe.activations.type == "nvfp4"
+    does = "vLLM and SGLang round inputs to NVFP4" if nvfp4 else "vLLM rounds inputs to MXFP4"
+    return _about(_SERVERS if nvfp4 else _VLLM, [
+        f"of NVIDIA's GPUs {does} on Blackwell alone; on older ones weights are multiplied by "
+        "inputs as they are"
+    ])  # fmt: skip
 
 
 def _told_of_one(recipe: Recipe, quantized: Sequence[Planned]) -> list[str]:
@@ -110,8 +111,9 @@ def _cache(recipe: Recipe) -> list[str]:
     if kept is None or kept.dynamic or kept.type == "float":
         return []
     return [
-        f"vLLM keeps keys and values in FP8 only and refuses int{kept.bits}, SGLang reads no such "
-        "scales; transformers with compressed-tensors, and `qtool eval`, round them so"
+        f"vLLM keeps keys and values in FP8 only and refuses int{kept.bits}, SGLang passes over "
+        "such scales, and transformers 5.24 too; transformers 5.23 with compressed-tensors, and "
+        "`qtool eval`, round them so"
     ]
 
 
@@ -138,9 +140,10 @@ def _format(recipe: Recipe, quantized: Sequence[Planned], config: Mapping[str, A
             ])  # fmt: skip
         if slow := sorted({scheme.bits for scheme in schemes} & {2, 3}):
             bits = "/".join(map(str, slow))
-            found += _about(_VLLM, [
-                f"{bits}-bit GPTQ has no Marlin kernel: current vLLM (0.32) refuses it, older ones "
-                "serve it with a slower float16 kernel; GPTQModel and transformers load it"
+            found += _about(_SERVERS, [
+                f"{bits}-bit GPTQ has no Marlin kernel: current vLLM (0.33) and SGLang (0.5.20 and "
+                "later) refuse it, older ones serve it with a slower float16 kernel; GPTQModel and "
+                "transformers load it"
             ])  # fmt: skip
         if recipe.reorders_groups:
             found += _about(_ANY, [
@@ -162,9 +165,10 @@ def _kernels(recipe: Recipe, quantized: Sequence[Planned]) -> list[str]:
     if recipe.format == "fp8":
         blocks = {(s.rows, s.group_size) for t in quantized if (s := t.scheme) and s.rows > 1}
         return [
-            f"vLLM and SGLang refuse 8-bit float weights per block of {rows}x{columns}, which have "
-            f"no kernel; {known}"
+            f"{'vLLM refuses' if triton else 'vLLM and SGLang refuse'} 8-bit float weights per "
+            f"block of {rows}x{columns}, which have no kernel; {known}"
             for rows, columns in sorted(blocks)
+            for triton in [other_block(rows, columns, triton=True) is None]
             if (known := other_block(rows, columns)) is not None
         ]
     if recipe.format != "compressed-tensors":
@@ -240,7 +244,9 @@ def _head(recipe: Recipe, quantized: Sequence[Planned]) -> list[_Told]:
         if tensor.block is not None or tensor.scheme is None:
             continue
         scheme = tensor.scheme
-        why = length_refused(recipe.format, tensor.shape[0], scheme.bits, scheme.symmetric)
+        why = length_refused(
+            recipe.format, tensor.shape[0], scheme.bits, scheme.symmetric, scheme.rows > 1
+        )
         if why is not None:
             return _about(_SERVERS, [f"vLLM and SGLang refuse the head {tensor.module}: {why}"])
         if recipe.format == "compressed-tensors":

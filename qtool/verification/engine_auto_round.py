@@ -3,15 +3,16 @@
     vLLM           (as its method inc) packed as auto_round:auto_gptq or auto_round:auto_awq alone;
                    GPTQ's layout as it does GPTQ, with the humming kernels for 2 and 3 bits; AWQ's
                    with Marlin where it has zeros, else with AWQ's slow kernel
-    SGLang         the same two packings; expressions of extra_config from end to end of a name;
-                   an AWQ matrix that has no Marlin kernel for its shape is not padded
+    SGLang         the same two packings, GPTQ's where Marlin has it and AWQ's at 4 bits;
+                   expressions of extra_config from end to end of a name; an AWQ matrix that has
+                   no Marlin kernel for its shape is not padded
     transformers   through the package auto-round: all of them, but of asymmetric
                    auto_round:auto_gptq few
 
 An engine takes a layer for quantized unless extra_config gives it more than 8 bits or it lies
 outside of block_name_to_quantize.
-Sources: vLLM 0.32 (quantization/inc), SGLang (quantization/auto_round), transformers 5.23
-(AutoRoundConfig), AutoRound 0.15 (inference/backend).
+Sources: vLLM 0.33 (quantization/inc), SGLang 0.5.23 (quantization/auto_round, gptq, awq),
+transformers 5.24 (AutoRoundConfig), AutoRound 0.15 (inference/backend).
 """
 
 from collections.abc import Iterator
@@ -52,8 +53,14 @@ def kernel_findings(view: EngineView, engine: str, who: str) -> Iterator[Finding
 
     def refused(layer: Layer) -> str | None:
         stored = layer.stored
-        if awq or stored is None or engine == "sglang" or stored.bits in (2, 3):
+        if stored is None or (engine == "vllm" and (awq or stored.bits in (2, 3))):
             return None
+        if awq:
+            return None if stored.bits == 4 else (
+                f"{stored.bits} bits in AWQ's packing, where 4 have a kernel; use transformers"
+            )  # fmt: skip
+        if stored.bits not in (4, 8):
+            return f"{stored.bits} bits, where 4 and 8 have a kernel; use vLLM or transformers"
         if not stored.symmetric or stored.group_size not in GROUP_SIZES:
             return (
                 f"{stored}, where symmetric ones in groups of -1, 32, 64 and 128 have a kernel; "
@@ -68,10 +75,9 @@ def kernel_findings(view: EngineView, engine: str, who: str) -> Iterator[Finding
         if awq:
             marlin = stored.group_size in GROUP_SIZES and not stored.symmetric
             return None if marlin else f"{stored} is for AWQ's slow kernels, not for Marlin"
-        if engine == "vllm" and stored.bits in (2, 3):
+        if stored.bits in (2, 3):
             return f"{stored.bits} bits need the humming kernels, which are a package of their own"
-        marlin = stored.bits in (4, 8) and stored.symmetric and stored.group_size in GROUP_SIZES
-        return None if marlin else f"{stored} is for a slow kernel of float16, not for Marlin"
+        return None
 
     yield from alike("error", "engine-scheme", view.quantized, refused, who + " will refuse {}")
     yield from alike("warning", "engine-slow", view.quantized, slow, who + " is in doubt about {}")

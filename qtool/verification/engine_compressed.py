@@ -1,13 +1,13 @@
 """What vLLM and SGLang load of compressed-tensors, layer by layer.
 
     vLLM      whole numbers of 2 to 8 bits, but its own kernels are for 4 and 8
-    SGLang    4 and 8 bits, symmetric; one `format` for all layers
+    SGLang    4 and 8 bits; of packed experts the `format` of the whole config counts
     neither   an activation order that leaves groups out of order, sparse formats
 
 Which weights go with which inputs is in engine_schemes.
 
-Sources: vLLM 0.32 (compressed_tensors, kernels/linear/mixed_precision), SGLang
-(quantization/compressed_tensors).
+Sources: vLLM 0.33 (compressed_tensors, kernels/linear/mixed_precision), SGLang 0.5.23
+(quantization/compressed_tensors), compressed-tensors 0.20 (ActivationOrdering).
 """
 
 from collections.abc import Iterator, Mapping
@@ -33,11 +33,11 @@ def packing(view: EngineView, layer: Layer) -> str:
 
 
 def _pair(view: EngineView, layer: Layer, engine: str) -> engine_schemes.Pair | None:
-    """What a layer multiplies with what; SGLang goes by one format for all layers."""
+    """What a layer multiplies with what; SGLang goes by one format for all packed experts."""
     if layer.stored is None:
         return None
     layout = packing(view, layer)
-    if engine == "sglang":
+    if engine == "sglang" and layer.expert and layout == "pack-quantized":
         layout = str(view.quantization.get("format") or view.layout)
     group = group_of(view.quantization, layer.module) or {}
     return engine_schemes.pair_of(group, layout, layer.expert)
@@ -69,8 +69,6 @@ def compressed_findings(view: EngineView, engine: str, who: str) -> Iterator[Fin
             return no_kernel(layer)
         if arguments.get("actorder") in ("group", "dynamic"):
             return "actorder group, which it gave up; compress it anew with actorder weight or none"
-        if engine == "sglang" and (not stored.symmetric or stored.bits not in (4, 8)):
-            return f"{stored}, where 4 and 8 bits, symmetric, have a kernel"
         if not 2 <= stored.bits <= 8:
             return f"num_bits {stored.bits}, where 2 to 8 have a kernel"
         return no_kernel(layer)

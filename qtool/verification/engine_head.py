@@ -6,12 +6,16 @@
                      zero points are packed along it in words of 32 bits
     transformers     leaves the head out of AWQ and GPTQ, and initializes it anew
 
-Sources: vLLM 0.32 (vocab_parallel_embedding.py; #37291 of March 2026), SGLang #35228 of August
-2026, transformers 5.23 (quantizer_awq.py), optimum's GPTQ quantizer, which converts blocks alone.
+    Scales of blocks of rows have an axis of another length, which neither server copies.
+
+Sources: vLLM 0.33 (vocab_parallel_embedding.py; #37291 of March 2026), SGLang 0.5.23
+(compressed_tensors.py; #35228 of August 2026), transformers 5.24 (quantizer_awq.py), optimum's GPTQ
+quantizer, which converts blocks alone.
 """
 
 from collections.abc import Iterator
 
+from qtool.verification.engine_split import block_size
 from qtool.verification.engine_targets import named_in_targets
 from qtool.verification.engine_view import EngineView
 from qtool.verification.finding import Finding, Severity
@@ -20,8 +24,17 @@ CHECK = "engine-head"
 PADDED = 64
 
 
-def length_refused(format_: str, rows: int, bits: int, symmetric: bool) -> str | None:
-    """Why vLLM and SGLang do not load a head of so many rows; None where they do."""
+def length_refused(
+    format_: str, rows: int, bits: int, symmetric: bool, in_blocks: bool = False
+) -> str | None:
+    """Why vLLM and SGLang do not load a head of so many rows; None where they do.
+
+    in_blocks: whether some rows share a scale."""
+    if format_ == "compressed-tensors" and in_blocks:
+        return (
+            "its scales are for blocks of rows, which they do not share out; give it one scale a "
+            "row by an override, or leave it dense"
+        )
     if format_ in ("awq", "gptq") and rows % PADDED:
         return (
             f"its {rows:,} rows are no multiple of {PADDED}, to which they pad the head, and they "
@@ -55,7 +68,8 @@ def head_findings(view: EngineView, engine: str, who: str) -> Iterator[Finding]:
         return
     stored = head.stored
     assert stored is not None
-    why = length_refused(view.format, head.out_features, stored.bits, stored.symmetric)
+    in_blocks = block_size(view, head) is not None
+    why = length_refused(view.format, head.out_features, stored.bits, stored.symmetric, in_blocks)
     if view.config.get("tie_word_embeddings") is True:
         yield found(
             "warning",

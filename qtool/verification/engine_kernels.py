@@ -3,15 +3,15 @@
     Marlin          4 and 8 bits, for GPTQ symmetric ones; groups of -1, 32, 64 and 128;
                     out_features in multiples of 64 and in_features of 128, or of 128 and 64
                     (vLLM pads what does not fit; of experts only the inner width)
-    else            AWQ has a slow kernel of its own; SGLang one of float16 for GPTQ, which
-                    takes zeros as v1 stores them; for GPTQ vLLM has none
-    fp8             blocks of 128x128, as in compressed-tensors
+    else            AWQ has a slow kernel of its own, GPTQ none (in SGLang since 0.5.20)
+    fp8             blocks of 128x128, as in compressed-tensors; SGLang leaves those of another
+                    width to Triton
     compressed-     engine_compressed, engine_schemes
     tensors
     auto-round      engine_auto_round
 
-Sources: vLLM 0.32 (auto_awq, auto_gptq, gptq_utils, marlin_utils, moe_wna16,
-kernels/linear/mixed_precision), SGLang (quantization/gptq, awq).
+Sources: vLLM 0.33 (auto_awq, auto_gptq, gptq_utils, marlin_utils, moe_wna16,
+kernels/linear/mixed_precision), SGLang 0.5.23 (quantization/gptq, awq, marlin_utils, fp8_utils).
 """
 
 from collections.abc import Iterator
@@ -20,9 +20,9 @@ from qtool.checkpoints import padding
 from qtool.formats import auto_round
 from qtool.verification import engine_auto_round
 from qtool.verification.engine_compressed import compressed_findings, packing
-from qtool.verification.engine_schemes import other_block
+from qtool.verification.engine_schemes import BLOCK, other_block
 from qtool.verification.engine_split import GROUP_SIZES, block_size, ranks_of
-from qtool.verification.engine_view import EngineView, Layer, alike, fused_layers, some
+from qtool.verification.engine_view import EngineView, Layer, alike, fused_layers
 from qtool.verification.finding import Finding, Severity
 
 MARLIN_OUT, MARLIN_IN = 64, 128
@@ -38,22 +38,29 @@ def kernel_findings(view: EngineView, engine: str, who: str, tp: int) -> Iterato
     elif view.format == "compressed-tensors":
         yield from compressed_findings(view, engine, who)
     elif view.format == "fp8":
-        yield from _fp8(view, who)
+        yield from _fp8(view, engine, who)
     elif view.format == auto_round.NAME:
         yield from engine_auto_round.kernel_findings(view, engine, who)
     yield from _tiles(view, engine, who, tp)
     yield from _experts(view, engine, who, tp)
 
 
-def _fp8(view: EngineView, who: str) -> Iterator[Finding]:
+def _fp8(view: EngineView, engine: str, who: str) -> Iterator[Finding]:
     def refused(layer: Layer) -> str | None:
         block = block_size(view, layer)
-        known = None if block is None else other_block(*block)
+        known = None if block is None else other_block(*block, triton=engine == "sglang")
         return None if known is None or block is None else (
             f"8-bit float weights per block of {block[0]}x{block[1]} have no kernel; {known}"
         )  # fmt: skip
 
+    def slow(layer: Layer) -> str | None:
+        block = block_size(view, layer)
+        if block is None or block == BLOCK or refused(layer) is not None:
+            return None
+        return f"blocks of {block[0]}x{block[1]} are for Triton's kernels"
+
     yield from alike("error", "engine-scheme", view.quantized, refused, who + " will refuse {}")
+    yield from alike("warning", "engine-slow", view.quantized, slow, who + " will be slow with {}")
 
 
 def _for_marlin(view: EngineView, layer: Layer) -> bool:
@@ -109,13 +116,6 @@ def _gptq(view: EngineView, engine: str, who: str, tp: int) -> Iterator[Finding]
         stored = layer.stored
         if stored is None:
             return None
-        if engine == "sglang":
-            if view.layout == "v2" and not stored.symmetric:
-                return (
-                    "asymmetric gptq_v2: its kernel takes zeros as v1 stores them, one too high; "
-                    "store it as v1 or quantize with weights.symmetric=true"
-                )
-            return None
         if stored.bits not in (4, 8) or not stored.symmetric:
             kind = f"{stored.bits}-bit {'symmetric' if stored.symmetric else 'asymmetric'} GPTQ"
             return (
@@ -127,7 +127,7 @@ def _gptq(view: EngineView, engine: str, who: str, tp: int) -> Iterator[Finding]
                 f"group_size {stored.group_size}, where -1, 32, 64 and 128 have a kernel; "
                 "quantize with one of these"
             )
-        if ordered and stored.group_size > 0:
+        if engine == "vllm" and ordered and stored.group_size > 0:
             return (
                 "desc_act: true, groups out of order, which it gave up; quantize with "
                 "gptq.static_groups=true"
@@ -135,32 +135,12 @@ def _gptq(view: EngineView, engine: str, who: str, tp: int) -> Iterator[Finding]
         return None
 
     yield from alike("error", "engine-scheme", view.quantized, refused, who + " will refuse {}")
-    if engine != "sglang":
-        return
-    slow = [layer for layer in view.quantized if not _marlin_scheme(layer)]
-    if slow:
-        half = "" if view.model_dtype != "BF16" else "; a bfloat16 model needs --dtype float16"
-        yield Finding(
-            "warning", "engine-slow", slow[0].module,
-            f"{who} will serve {some([layer.module for layer in slow])} with a slow kernel of "
-            f"float16 ({slow[0].stored} is no scheme of Marlin's){half}",
-        )  # fmt: skip
-    if ordered and tp > 1:
+    if engine == "sglang" and ordered and tp > 1:
         yield Finding(
             "warning", "engine-order", "",
             f"{who} keeps the scales of all groups on every rank, since desc_act is true: slower, "
             "and wrong answers were seen on AMD; quantize with gptq.static_groups=true",
         )  # fmt: skip
-
-
-def _marlin_scheme(layer: Layer) -> bool:
-    stored = layer.stored
-    return (
-        stored is not None
-        and stored.bits in (4, 8)
-        and stored.symmetric
-        and stored.group_size in GROUP_SIZES
-    )
 
 
 def _tiles(view: EngineView, engine: str, who: str, tp: int) -> Iterator[Finding]:

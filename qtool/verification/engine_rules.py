@@ -48,7 +48,7 @@ ENGINES = {
 _SERVED = ("awq", "gptq", "compressed-tensors", "fp8", "modelopt", "mxfp4", "dense", "quark")
 _MORE_SERVED = {
     "vllm": ("fbgemm_fp8", "torchao", "auto-round"),
-    "sglang": ("bitsandbytes", "torchao", "auto-round"),
+    "sglang": ("bitsandbytes", "auto-round"),
 }
 _KV_SCALES = (
     r"\.[kv]_scale$", r"\.kv_scale$", r"\.[qkv]_proj\.[qkv]_scale$", r"\.[qkv]_proj\.output_scale$",
@@ -177,24 +177,27 @@ def _fused(view: EngineView, who: str) -> Iterator[Finding]:
 
 
 def _kinds_of_cache(view: EngineView, engine: str, who: str) -> Iterator[Finding]:
-    """compressed-tensors' scheme of the cache: vLLM has float8 with one scale a layer or head;
-    SGLang's config hands the scheme to nobody, and its attention has no place for the scales."""
+    """compressed-tensors' scheme of the cache: vLLM has float8 with one scale a layer or head,
+    SGLang with one a layer, and passes over others (quantization/compressed_tensors)."""
     scheme = view.quantization.get("kv_cache_scheme")
     if view.format != "compressed-tensors" or not isinstance(scheme, Mapping):
         return
+    kind, strategy = f"{scheme.get('num_bits')}-bit {scheme.get('type')}", scheme.get("strategy")
     if engine == "sglang":
-        yield Finding(
-            "warning", CACHE, "",
-            f"{who} reads neither kv_cache_scheme nor its scales of compressed-tensors: keys and "
-            "values are kept as --kv-cache-dtype says, without scales",
-        )  # fmt: skip
+        exact = scheme.get("symmetric") is not False and not scheme.get("dynamic")
+        if kind != "8-bit float" or strategy != "tensor" or not exact:
+            yield Finding(
+                "warning", CACHE, "",
+                f"{who} passes over kv_cache_scheme's {kind} per {strategy} and its scales, as it "
+                "knows stored scales of 8-bit float for a layer alone: keys and values are kept as "
+                "--kv-cache-dtype says; make the artifact with kv_cache: {bits: 8, type: float}",
+            )  # fmt: skip
         return
-    kind = f"{scheme.get('num_bits')}-bit {scheme.get('type')}"
-    if kind != "8-bit float" or scheme.get("strategy") not in ("tensor", "attn_head"):
+    if kind != "8-bit float" or strategy not in ("tensor", "attn_head"):
         yield Finding(
             "error", CACHE, "",
             f"{who} keeps keys and values in 8-bit float with stored scales only, and will refuse "
-            f"kv_cache_scheme's {kind} per {scheme.get('strategy')}; make the artifact with "
+            f"kv_cache_scheme's {kind} per {strategy}; make the artifact with "
             "kv_cache: {bits: 8, type: float}, or without",
         )  # fmt: skip
 

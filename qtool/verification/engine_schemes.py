@@ -8,18 +8,23 @@
                              all, or dynamic with one a token; 4 bits a row or group: dynamic, token
             pack-quantized   a row or group: inputs as they are, or symmetric, of 4 or 8 bits,
                              dynamic with one scale a token or group (humming)
-    SGLang  float-quantized  with rounded inputs as vLLM; without, one scale a tensor alone
-            nvfp4-pack-quantized    inputs stored alike
+    SGLang  float-quantized  with rounded inputs as vLLM; without, a tensor or row, not in experts
+            nvfp4-pack-quantized    as vLLM
             int-quantized    8 bits on both sides, as vLLM; not in experts
-            pack-quantized   a row or group, 4 and 8 bits, symmetric; inputs are left as they are
+            pack-quantized   a row or group of 32, 64 or 128, inputs as they are: 4 and 8 bits,
+                             of which those of 4 may have zeros, but in experts; of experts also
+                             4 bits, symmetric, with dynamic inputs of 8 bits
 
 No others: not SmoothQuant's dynamic scale for all tokens (O2), nor FP8 in groups of a row. Of FP8
-in other blocks, only Triton's kernels know, which both take where they have no faster one: vLLM on
-AMD alone, SGLang also before Hopper.
+in other blocks, only Triton's kernels know: vLLM takes them on AMD alone, SGLang of its format fp8
+where a block is not 128 wide, and else where it has nothing faster. NVFP4 on both sides SGLang
+multiplies on Blackwell alone, elsewhere by inputs as they are (0.5.22 and later).
 
-Sources: vLLM 0.32 (compressed_tensors/compressed_tensors.py, compressed_tensors_moe, schemes,
-kernels/linear/scaled_mm), SGLang of September 2026 (quantization/compressed_tensors/
-compressed_tensors.py, schemes; quantization/fp8_utils.py).
+Zeros of experts SGLang unpacks in AWQ's order, in which compressed-tensors does not have them.
+
+Sources: vLLM 0.33 (compressed_tensors/compressed_tensors.py, compressed_tensors_moe, schemes,
+kernels/linear/scaled_mm), SGLang 0.5.23 (quantization/compressed_tensors/compressed_tensors.py,
+schemes; quantization/fp8_utils.py, marlin_utils.py; the kernels that gptq_marlin.cuh is made for).
 """
 
 from __future__ import annotations
@@ -32,7 +37,11 @@ _MATRIX = ("tensor", "channel")
 _RUNS = ("channel", "group")
 _BLOCKS = ("tensor", "channel", "block")
 BLOCK = (128, 128)  # rows and columns
-_ROUNDED = ("naive-quantized", "int-quantized", "float-quantized", "nvfp4-pack-quantized")
+# Of which SGLang reads input_activations, and knows floats.
+_READ = (
+    "naive-quantized", "int-quantized", "float-quantized", "nvfp4-pack-quantized", "pack-quantized",
+)  # fmt: skip
+_MARLIN = (-1, 32, 64, 128)  # group sizes
 _FLOATS = "FP8 a tensor, row or block of both"
 _STATIC = "static inputs have one scale for all, and go with weights a tensor or row"
 _INT8 = "inputs of 8 bits, static with one scale for all or dynamic with one a token, do, and "
@@ -164,18 +173,22 @@ def _vllm(pair: Pair) -> str | None:
     return None if fits else known
 
 
-def other_block(rows: int, columns: int) -> str | None:
-    """What has a kernel instead of FP8 in such blocks; None where they have."""
-    return None if (rows, columns) == BLOCK else f"FP8 in blocks of {BLOCK[0]}x{BLOCK[1]} does"
+def other_block(rows: int, columns: int, triton: bool = False) -> str | None:
+    """What has a kernel instead of FP8 in such blocks; None where they have.
+
+    triton: whether blocks of another width than 128 are left to Triton (SGLang's format fp8)."""
+    if (rows, columns) == BLOCK or (triton and columns != BLOCK[1]):
+        return None
+    return f"FP8 in blocks of {BLOCK[0]}x{BLOCK[1]} does"
 
 
-def _fp8(pair: Pair) -> str | None:
-    """Both engines' rule of 8-bit floats."""
+def _fp8(pair: Pair, more: str = ", mxfp4 and mxfp8") -> str | None:
+    """Both engines' rule of 8-bit floats. more: what else one of them has."""
     weights, inputs = pair.weights, pair.inputs
     if weights.columns > 0 and (known := other_block(weights.size, weights.columns)):
         return known
     if weights.bits != 8 or weights.strategy not in _BLOCKS or not weights.symmetric:
-        return "FP8 with a scale a tensor, row or block, nvfp4 in groups of 16, mxfp4 and mxfp8 do"
+        return f"FP8 with a scale a tensor, row or block, and nvfp4 in groups of 16{more} do"
     if inputs is None or inputs.dynamic or inputs.kind != "float":
         return None
     fits = inputs.symmetric and inputs.strategy == "tensor" and weights.strategy != "block"
@@ -201,29 +214,50 @@ def _whole_numbers(pair: Pair, expert: bool = False) -> str | None:
 
 def _sglang(pair: Pair) -> str | None:
     """The same for SGLang."""
-    weights, inputs = pair.weights, pair.inputs
-    if pair.layout not in _ROUNDED:
-        inputs = None  # it reads no input_activations of other layouts
-    if inputs is None and weights.strategy in _RUNS and weights.symmetric:
-        if pair.layout == "pack-quantized" and weights.kind == "int" and weights.bits in (4, 8):
-            return None
-        return "without rounded inputs, symmetric int4 and int8 in pack-quantized do"
-    if weights.nvfp4 and inputs is not None and inputs.nvfp4:
-        return None
+    weights = pair.weights
+    inputs = pair.inputs if pair.layout in _READ else None
     if weights.kind == "float":
-        if weights.strategy == "tensor_group":
-            return "NVFP4 weights go with inputs in NVFP4"
-        if inputs is None and (pair.expert or weights.strategy != "tensor"):
-            return f"{_FLOATS}, weights and inputs, do"
-        return _fp8(pair)
+        return _sglang_floats(pair, inputs)
     if inputs is None:
-        return "without rounded inputs, symmetric int4 and int8 in pack-quantized do"
-    known = _whole_numbers(pair)
+        return _sglang_packed(pair)
+    if pair.layout == "pack-quantized":
+        rounded = inputs.bits == 8 and inputs.dynamic
+        fits = pair.expert and weights.bits == 4 and weights.symmetric and rounded
+        known = "packed weights go with inputs as they are"
+        return (
+            None if fits else f"{known}, of experts symmetric ones of 4 bits also with 8-bit ones"
+        )
     if pair.expert:
         return "whole numbers on both sides are not for its experts on GPUs; FP8 is"
-    if known is None and weights.bits == 8:
+    fits = _whole_numbers(pair) is None and weights.bits == 8
+    return None if fits else f"{_INT8}8-bit weights with a scale a row"
+
+
+def _sglang_floats(pair: Pair, inputs: Numbers | None) -> str | None:
+    weights = pair.weights
+    if weights.nvfp4 and pair.layout in _READ:
+        fits = inputs is None or inputs.nvfp4
+        return None if fits else "NVFP4 weights go with inputs in NVFP4, or as they are"
+    if weights.mxfp:
+        return f"NVFP4 does, and {_FLOATS}, weights and inputs"
+    if inputs is not None:
+        return _fp8(pair, "")
+    if pair.expert:
+        return f"of experts without rounded inputs NVFP4 has, and {_FLOATS}, weights and inputs"
+    fits = pair.layout in _READ and weights.strategy in _MATRIX and weights.symmetric
+    return None if fits else "without rounded inputs, FP8 a tensor or row, and NVFP4, do"
+
+
+def _sglang_packed(pair: Pair) -> str | None:
+    """Whole numbers that are multiplied by inputs as they are."""
+    weights = pair.weights
+    if pair.layout != "pack-quantized" or weights.bits not in (4, 8):
+        return "without rounded inputs, int4 and int8 in pack-quantized do"
+    if weights.strategy not in _RUNS or weights.size not in _MARLIN:
+        return "a scale a row, or for groups of 32, 64 or 128, has"
+    if weights.symmetric or (weights.bits == 4 and not pair.expert):
         return None
-    return f"{_INT8}8-bit weights with a scale a row"
+    return "with zero points int4 has, but in experts"
 
 
 def otherwise(pair: Pair, engine: str) -> str | None:
@@ -233,7 +267,7 @@ def otherwise(pair: Pair, engine: str) -> str | None:
         if inputs is None or pair.layout != "pack-quantized":
             return None
         if engine == "sglang":
-            return "inputs are left as they are, though the config has them rounded"
+            return "inputs of experts are rounded to FP8, by a kernel for Hopper and later"
         return "the humming kernels alone multiply such inputs, a package of their own"
     if weights.mxfp and inputs is None and engine == "vllm":
         return (

@@ -156,7 +156,4 @@ CASES = [
            "parts stored differently"),
     Broken("order-given-up", "vllm#7374", "ct", weights(actorder="group"), "engine-scheme", "_proj",
            "actorder group", engine="vllm"),
-    Broken("zero-points-in-sglang", "llm-compressor#2103", "ct-skewed", lambda folder: None,
-           "engine-scheme",
-           "_proj", "4 and 8 bits, symmetric", engine="sglang"),
 ]  # fmt: skip
