@@ -198,6 +198,8 @@ def test_verify_knows_the_scales(text: Path, tmp_path: Path) -> None:
     assert finding.check == "engine-kv-cache" and "8-bit float" in finding.message
     (finding,) = engine_findings(Artifact.open(out), "sglang", 1)
     assert finding.check == "engine-kv-cache" and "passes over" in finding.message
+    said = engine_findings(Artifact.open(out), "transformers", 1)[0]
+    assert said.severity == "warning" and "does not know its attention" in said.message
 
 
 @pytest.mark.parametrize("name", ["gpt-oss", "gemma2"])

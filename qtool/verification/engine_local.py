@@ -2,14 +2,19 @@
 
     transformers 5  AWQ and GPTQ through the package gptqmodel (GPTQ with optimum); FP8 on GPUs of
                     compute capability 8.9 and later, else as bfloat16; compressed-tensors through
-                    the package of that name, decompressed when it is loaded
+                    the package of that name, decompressed when it is loaded; its scheme of keys
+                    and values is asked of attention that takes past_key_values, which
+                    transformers 5.24 calls cache, so that nothing is rounded there
     ExLlamaV2       EXL2, 4-bit GPTQ and float16 models; rows and columns in multiples of 32. It
                     tells them by the names of tensors, so that it takes an AWQ file for GPTQ;
                     gptq_v2 it turns into v1 word by word, which borrows wherever a zero is 0
     llama.cpp       GGUF only; an architecture and block types that it has code for
 
-Sources: transformers 5.23 (quantizers), GPTQModel 7.7 (nn_modules/qlinear), exllamav2 (module.py,
-ext.py, config.py), llama.cpp by the gguf package's MODEL_ARCH_NAMES.
+    vLLM            of GGUF the NVFP4 files of Flint alone (models/flint of 0.33)
+
+Sources: transformers 5.24 (quantizers, models/llama), compressed-tensors 0.20 (quantization/
+lifecycle/initialize), GPTQModel 7.7 (nn_modules/qlinear), exllamav2 (module.py, ext.py,
+config.py), llama.cpp by the gguf package's MODEL_ARCH_NAMES.
 """
 
 from collections.abc import Iterator, Mapping
@@ -105,6 +110,18 @@ def transformers_findings(view: EngineView) -> Iterator[Finding]:
         )  # fmt: skip
 
 
+def cache_findings(view: EngineView) -> Iterator[Finding]:
+    """Keys and values that a config of compressed-tensors has rounded."""
+    scheme = view.quantization.get("kv_cache_scheme")
+    if view.format == "compressed-tensors" and isinstance(scheme, Mapping):
+        yield Finding(
+            "warning", "engine-route", "",
+            "transformers 5.24 keeps keys and values as they are, whatever kv_cache_scheme says: "
+            "compressed-tensors, up to 0.20.1 at least, does not know its attention, and takes the "
+            "scales for unexpected tensors; transformers 5.23 rounds them",
+        )  # fmt: skip
+
+
 def exllama_findings(view: EngineView) -> Iterator[Finding]:
     """GPTQ of 4 bits, in steps of 32."""
     if view.format not in ("gptq", "exl2", "dense"):
@@ -157,8 +174,8 @@ def gguf_findings(
         elif engine == "vllm":
             yield Finding(
                 "error", "engine-format", "",
-                "vLLM 0.32 has no GGUF loader of its own any more; convert the file, or use "
-                "llama.cpp",
+                "vLLM 0.33 has no GGUF loader of its own but for one model (Flint in NVFP4); "
+                "convert the file, or use llama.cpp",
             )  # fmt: skip
         else:
             yield Finding(

@@ -26,7 +26,12 @@ from qtool.gguf_types import BlockType
 from qtool.verification.engine_dense import dense_findings
 from qtool.verification.engine_head import head_findings
 from qtool.verification.engine_kernels import kernel_findings
-from qtool.verification.engine_local import exllama_findings, gguf_findings, transformers_findings
+from qtool.verification.engine_local import (
+    cache_findings,
+    exllama_findings,
+    gguf_findings,
+    transformers_findings,
+)
 from qtool.verification.engine_mlx import mlx_findings
 from qtool.verification.engine_modules import (
     COMPARED,
@@ -97,6 +102,7 @@ def view_findings(
             *_skipped(view, engine, who, modules),
             *head_findings(view, engine, who),
             *turn_findings(view, engine, who, tp),
+            *cache_findings(view),
         ]
     elif engine == "exllama":
         found = list(exllama_findings(view))

@@ -50,7 +50,7 @@ def check_tensors(subject: Subject) -> Iterator[Finding]:
             "error", CHECK, first,
             f"{first} and {len(others) - 1} more hold plain numbers under names of MXFP4's blocks, "
             "as transformers 5.23 saves gpt-oss that it has dequantized; engines look for "
-            f"{wanted}: save it with another version, or quantize it, which takes it so",
+            f"{wanted}: save it with version 5.24 or later, or quantize it, which takes it so",
         )  # fmt: skip
     if singles := single_experts(subject.artifact.checkpoint.tensors):
         first, wanted = next(iter(singles.items()))
