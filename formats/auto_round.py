@@ -15,7 +15,7 @@ Recognised, not decoded: rounded or rotated inputs, floats (MXFP4, NVFP4, FP8), 
 to 7 bits.
 
 Sources: AutoRound 0.2 to 0.16 (export_to_autoround, inference/convert_model, torch QuantLinear),
-AutoRoundConfig of transformers 5.23.
+AutoRoundConfig of transformers 5.24.
 """
 
 from __future__ import annotations

@@ -143,7 +143,7 @@ def skips(entry: str, name: str) -> bool | None:
     """Whether an entry of llm_int8_skip_modules means a module: an expression that matches its name
     from the start up to a dot, or what the name ends with. None where that is not known.
 
-    Source: transformers 5.23, quantizers_utils.should_convert_module.
+    Source: transformers 5.24, quantizers_utils.should_convert_module.
     """
     if name.endswith(entry) or name.startswith(entry + "."):
         return True

@@ -27,7 +27,7 @@ Codes and zeros are signed, and stored packed with 2^(b-1) added. Before version
 the newer way is written. Scales of one number a row are [out, 1], of one for the matrix [1].
 weight_g_idx is read, not written: version 0.19 refuses it.
 
-Source: the compressors of compressed-tensors 0.19.
+Source: the compressors of compressed-tensors 0.20.
 """
 
 from __future__ import annotations

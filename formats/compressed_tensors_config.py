@@ -10,7 +10,7 @@
 A target is a module's name, "re:" and an expression that matches from the start of the name, or
 the name of a class, which here always means every linear layer.
 
-Source: the schema of compressed-tensors 0.19 (quantization/quant_args, quant_scheme, quant_config).
+Source: the schema of compressed-tensors 0.20 (quantization/quant_args, quant_scheme, quant_config).
 """
 
 from __future__ import annotations

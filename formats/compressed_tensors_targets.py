@@ -4,8 +4,8 @@ vLLM gives some models another prefix than their checkpoints have (language_mode
 model.language_model.). It rewrites targets that are names, and leaves those that are expressions
 as they are; so what is before the blocks' list is left open in these.
 
-Source: vLLM 0.32, CompressedTensorsConfig.apply_vllm_mapper and find_matched_target;
-compressed-tensors 0.19, utils/match.py: both match from the start of a name.
+Source: vLLM 0.33, CompressedTensorsConfig.apply_vllm_mapper and find_matched_target;
+compressed-tensors 0.20, utils/match.py: both match from the start of a name.
 """
 
 from collections.abc import Iterable, Sequence

@@ -11,7 +11,7 @@
 Written are groups R4 (inputs) and R3 (queries and keys). Of others' files the same is read: what is
 not one of these is named in an error, since weights without their rotation are another network.
 
-Source: the schema and factories of compressed-tensors 0.19 (transform/).
+Source: the schema and factories of compressed-tensors 0.20 (transform/).
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -10,7 +10,7 @@ projector is taken for a quantized one, none of its codes is found, and it stays
 So such lists get what means the same modules under either name. vLLM has names of its own, and
 rewrites whole names as it does those of tensors, but no expression.
 
-Source: transformers 5.23 (conversion_mapping), compressed-tensors 0.19 (utils/match: an expression
+Source: transformers 5.23 (conversion_mapping), compressed-tensors 0.20 (utils/match: an expression
 has to match from the start of a name), quantizers_utils.should_convert_module (start or end).
 """
 

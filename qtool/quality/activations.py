@@ -22,7 +22,7 @@ q8 is what llama.cpp does on a CPU: blocks of 256 for matrices of super-blocks, 
 the older types (ggml-quants.c and ggml-cpu/arch/x86/quants.c of llama.cpp 0c1e57098; signs, and
 the choice of -127 or 127, leave the numbers alone). kept is QServe's cache, with 255 for 15 where
 it has 8 bits (its kernels' applyBiasRopeUpdateKVCache.h); llm.int8 is bitsandbytes' vectorwise
-quantizing. The others are those of compressed-tensors 0.19 with the scales of vLLM 0.32, whose int8
+quantizing. The others are those of compressed-tensors 0.20 with the scales of vLLM 0.33, whose int8
 divides by 127 where compressed-tensors' own emulation divides by 127.5.
 """
 

@@ -6,7 +6,7 @@
     out_proj                       those of Mamba-2 take quantized ones
 
 An indexer's wk in FP8 is turned into bfloat16 when it is loaded.
-Source: vLLM 0.32 (models/deepseek_v2, models/deepseek_v4, layers/mamba/mamba_mixer).
+Source: vLLM 0.33 (models/deepseek_v2, models/deepseek_v4, layers/mamba/mamba_mixer).
 """
 
 from collections.abc import Iterator

@@ -4,7 +4,7 @@ Its names are not always a checkpoint's (checkpoints.conversions), and a list of
 unquantized is compared with its own: what a list of compressed-tensors or bitsandbytes does not
 name so, a tower that sees for instance, is made up instead of loaded, with a warning at most.
 
-Source: transformers 5.23 (quantizers_utils.should_convert_module), compressed-tensors 0.19
+Source: transformers 5.24 (quantizers_utils.should_convert_module), compressed-tensors 0.20
 (quantization/lifecycle/apply, utils/match).
 """
 

@@ -16,8 +16,8 @@ Mistral 3 is not; SGLang has its Qwen3-VL either way. What no list names there i
 A part of a name is a trap: `mlp.gate` is also in `mlp.gate_proj`. vLLM and SGLang ask by the name
 of the layer that they fuse, `mlp.gate_up_proj`; for AWQ, compressed-tensors and FP8 vLLM also asks
 by the names of its parts.
-Sources: vLLM 0.32 (quant_utils.is_layer_skipped, gptq_utils, compressed_tensors/utils), SGLang
-(awq, gptq), transformers 5.23 (quantizers_utils.should_convert_module); of towers vLLM
+Sources: vLLM 0.33 (quant_utils.is_layer_skipped, gptq_utils, compressed_tensors/utils), SGLang
+(awq, gptq), transformers 5.24 (quantizers_utils.should_convert_module); of towers vLLM
 (models/llava, qwen2_vl, and pull request 10169), llm-compressor (issues 1546 and 1652), SGLang
 (models/qwen2_5_vl, qwen3_vl).
 """

@@ -2,7 +2,7 @@
 
 vLLM and SGLang give each of N ranks 1/N of the query heads and of every width between two
 matrices; a rank must get whole groups, whole words and whole FP8 blocks. The vocabulary is padded.
-Sources: vLLM 0.32 (ModelConfig.verify_with_parallel_config, models/llama, marlin_utils,
+Sources: vLLM 0.33 (ModelConfig.verify_with_parallel_config, models/llama, marlin_utils,
 fp8_utils.validate_fp8_block_shape, verify_group_size_divides_partition), SGLang (gptq, awq, fp8).
 """
 

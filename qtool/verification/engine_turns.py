@@ -5,7 +5,7 @@
     SGLang,        read no transform_config: inputs stay as they are, and the weights are those of
     transformers   another network
 
-Sources: vLLM 0.32 (compressed_tensors/transform), transformers 5.23 (quantizers), SGLang
+Sources: vLLM 0.33 (compressed_tensors/transform), transformers 5.24 (quantizers), SGLang 0.5.23
 (quantization/compressed_tensors).
 """
 

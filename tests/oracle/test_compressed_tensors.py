@@ -140,7 +140,7 @@ def test_transformers_loads_our_artifacts(
 def test_transformers_loads_asymmetric_artifacts(
     vllm: Callable[..., object], quantize: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """vLLM's Python has compressed-tensors 0.17; 0.19 makes other shapes for packed zeros."""
+    """vLLM's Python has compressed-tensors 0.17; since 0.19 packed zeros have other shapes."""
     path = quantize("tiny", *CASES["awq"])
     vllm("transformers_weights.py", [[str(path), "float32", str(tmp_path / "seen")]])
     assert_loaded(path, load_file(tmp_path / "seen"))
