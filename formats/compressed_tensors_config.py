@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from qtool.checkpoints.layer_names import is_head
+from qtool.checkpoints.layer_names import experts_of, fused_names, is_head
 from qtool.errors import FormatError
 from qtool.formats.compressed_tensors_targets import targets_of
 from qtool.formats.facts import ArtifactScheme, Facts, Group, left_out, names_of, whole
@@ -183,8 +183,8 @@ def written_config(facts: Facts, layouts: Mapping[str, str]) -> dict[str, Any]:
     """The config of an artifact. layouts: of each quantized module.
 
     The group of most modules is targeted by class, any other by expressions that match its modules
-    and no others, or by their names, which engines know to rewrite. The head, whose class is
-    another in engines, has a group of its own.
+    and no others, or by their names, which engines know to rewrite; both mean the layers that
+    engines fuse of them, too. The head, whose class is another in engines, has a group of its own.
     """
     modules: dict[tuple[Scheme, str, bool], list[str]] = {}
     for name, scheme in facts.quantized.items():
@@ -195,10 +195,12 @@ def written_config(facts: Facts, layouts: Mapping[str, str]) -> dict[str, Any]:
     for number, key in enumerate(sorted(modules, key=lambda key: key != most)):
         targets = ["Linear"]
         if key != most or key[2]:
-            chosen = sorted(modules[key])
+            chosen = sorted(_with_fused(modules[key]))
             # What is in `ignore` may be meant by targets, too: it comes first.
             targets = (
-                targets_of(chosen, everything) or targets_of(chosen, facts.quantized) or chosen
+                targets_of(chosen, _with_fused(everything))
+                or targets_of(chosen, _with_fused([*facts.quantized]))
+                or chosen
             )
         groups[f"group_{number}"] = {
             "targets": targets,
@@ -213,10 +215,18 @@ def written_config(facts: Facts, layouts: Mapping[str, str]) -> dict[str, Any]:
         "format": used[0] if len(used) == 1 else "mixed-precision" if used else "dense",
         "quantization_status": "compressed",
         "config_groups": groups,
-        "ignore": [*left_out(facts), *expressions(facts)] if groups else [],
+        "ignore": [*_with_fused(left_out(facts)), *expressions(facts)] if groups else [],
         "kv_cache_scheme": cache_config(facts.kv_cache),
         "global_compression_ratio": None,
     }
+
+
+def _with_fused(names: Sequence[str]) -> list[str]:
+    """Modules, and the layers that engines make of some: SGLang asks for these before it asks for
+    their parts, which classes such as its Llama have no list of."""
+    found = fused_names(name for name in names if experts_of(name) is None)
+    found |= {f"{name}_with_mqa" for name in found if name.endswith("fused_qkv_a_proj")}
+    return [*names, *sorted(found.difference(names))]
 
 
 def _weights(scheme: Scheme) -> dict[str, Any]:

@@ -128,6 +128,37 @@ def test_the_config_names_every_module_once() -> None:
     assert compressed_tensors.config(head, options)["ignore"] == []
 
 
+def test_layers_that_engines_fuse_are_named_too() -> None:
+    """SGLang asks for these, and for their parts in few classes; of experts it asks for each."""
+    four, eight = Scheme(4, 128, True), Scheme(8, -1, True)
+    block = "model.layers.{}."
+    gate_up = ("mlp.gate_proj", "mlp.up_proj")
+    schemes = {block.format(i) + name: four for i in range(4) for name in gate_up}
+    schemes |= {
+        block.format(4) + f"self_attn.{name}": eight for name in ("q_a_proj", "kv_a_proj_with_mqa")
+    }
+    dense = [
+        block.format(5) + name
+        for name in (*gate_up, "mlp.experts.0.gate_proj", "mlp.experts.0.up_proj")
+    ]
+    facts = Facts(schemes, dense=[*dense, block.format(6) + "mlp.gate_proj"])
+    config = compressed_tensors.config(facts, compressed_tensors.choose(schemes.values()))
+    assert [name for name in config["ignore"] if "gate_up" in name] == [
+        "model.layers.5.mlp.gate_up_proj"
+    ]
+    targets = [group["targets"] for group in config["config_groups"].values()]
+    for last in ("q_a_proj", "fused_qkv_a_proj", "fused_qkv_a_proj_with_mqa"):
+        assert chosen_group(targets, block.format(4) + f"self_attn.{last}") == 1
+    assert chosen_group(targets, block.format(3) + "mlp.gate_up_proj") == 0
+    schemes |= {block.format(3) + name: eight for name in gate_up}
+    config = compressed_tensors.config(Facts(schemes), compressed_tensors.choose(schemes.values()))
+    targets = [group["targets"] for group in config["config_groups"].values()]
+    for number in range(4):
+        for last in ("gate_up_proj", "gate_proj"):
+            found = chosen_group(targets, block.format(number) + f"mlp.{last}")
+            assert found == (number == 3)
+
+
 @pytest.mark.parametrize("tower", [False, True])
 def test_groups_are_found_under_an_engines_prefix(tower: bool) -> None:
     """vLLM renames modules of wrapped models and rewrites targets that are names, as here; not

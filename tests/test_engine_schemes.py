@@ -147,6 +147,52 @@ def test_a_group_has_a_format_of_its_own(tmp_path: Path) -> None:
     assert "in pack-quantized do" in one.message
 
 
+def plain_mlp() -> dict[str, Any]:
+    """An MLP of which gate and up are dense."""
+    kept = {
+        name: info for name, info in packed(4).items() if "gate" not in name and "up" not in name
+    }
+    dense = {f"model.layers.0.mlp.{n}_proj.weight": ("BF16", (512, 256)) for n in ("gate", "up")}
+    return {**kept, **dense}
+
+
+GATE_UP = "model.layers.0.mlp.gate_up_proj"
+PARTS = ["model.layers.0.mlp.gate_proj", "model.layers.0.mlp.up_proj"]
+
+
+def test_sglang_asks_ignore_by_the_name_of_the_fused_layer(tmp_path: Path) -> None:
+    for names, said in ((PARTS, True), ([*PARTS, GATE_UP], False), ([*PARTS, "re:.*_proj"], False)):
+        config = compressed() | {"ignore": ["lm_head", *names[:3]]}
+        artifact = stored(tmp_path / str(len(names[-1])), plain_mlp(), config)
+        found = [f for f in engine_findings(artifact, "sglang", 1) if f.name == GATE_UP]
+        assert [(f.severity, f.check) for f in found] == [("warning", "engine-skip-list")] * said
+        assert not [f for f in engine_findings(artifact, "vllm", 1) if f.name == GATE_UP]
+
+
+@pytest.mark.parametrize(
+    ("classes", "more", "expected"),
+    [
+        (["Linear"], [], "error"),  # their class is asked for before their parts are
+        (["Linear"], [GATE_UP], None),
+        (["Linear"], [r"re:.*gate_up_proj$"], None),
+        (["re:.*down_proj"], [], "warning"),  # refused where no list has the parts
+    ],
+)
+def test_sglang_asks_targets_by_the_name_of_the_fused_layer(
+    classes: list[str], more: list[str], expected: str | None, tmp_path: Path
+) -> None:
+    config = compressed(8)
+    groups = config["config_groups"]
+    four = compressed()["config_groups"]["group_0"] | {"targets": [*PARTS, *more]}
+    groups["group_0"]["targets"] = classes
+    groups["group_1"] = four
+    down = {name: info for name, info in packed(8).items() if "down" in name}
+    artifact = stored(tmp_path / "a", {**packed(4), **down}, config)
+    found = [f for f in engine_findings(artifact, "sglang", 1) if f.check == "engine-targets"]
+    assert [(f.severity, f.name) for f in found] == [(expected, GATE_UP)] * (expected is not None)
+    assert not engine_findings(artifact, "vllm", 1)
+
+
 def test_whole_numbers_in_a_byte_need_rounded_inputs(tmp_path: Path) -> None:
     config = compressed(8, strategy="channel", group_size=None) | {"format": "int-quantized"}
     artifact = stored(tmp_path / "a", plain(), config)

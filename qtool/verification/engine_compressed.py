@@ -1,8 +1,10 @@
 """What vLLM and SGLang load of compressed-tensors, layer by layer.
 
     vLLM      whole numbers of 2 to 8 bits, but its own kernels are for 4 and 8
-    SGLang    4 and 8 bits; of packed experts the `format` of the whole config counts
-    neither   an activation order that leaves groups out of order, sparse formats
+    SGLang    4 and 8 bits; of packed experts the `format` of the whole config counts; an
+              activation order that leaves groups out of order where weights are symmetric, as
+              compressed-tensors has it up to 0.18, which SGLang asks for
+    neither   sparse formats
 
 Which weights go with which inputs is in engine_schemes.
 
@@ -19,6 +21,7 @@ from qtool.verification.engine_targets import group_of, weight_arguments
 from qtool.verification.engine_view import EngineView, Layer, alike
 from qtool.verification.finding import Finding
 
+_OUT_OF_ORDER = ("group", "dynamic")
 _OLD_FORMATS = ("marlin-24", "sparse-24-bitmask", "sparse-bitmask")
 
 
@@ -67,8 +70,11 @@ def compressed_findings(view: EngineView, engine: str, who: str) -> Iterator[Fin
             return None
         if stored.kind != "int":
             return no_kernel(layer)
-        if arguments.get("actorder") in ("group", "dynamic"):
+        ordered = arguments.get("actorder") in _OUT_OF_ORDER
+        if ordered and engine == "vllm":
             return "actorder group, which it gave up; compress it anew with actorder weight or none"
+        if ordered and not stored.symmetric:
+            return "actorder group with zero points, which have no kernel; make it symmetric"
         if not 2 <= stored.bits <= 8:
             return f"num_bits {stored.bits}, where 2 to 8 have a kernel"
         return no_kernel(layer)
@@ -87,13 +93,16 @@ def compressed_findings(view: EngineView, engine: str, who: str) -> Iterator[Fin
 
     def slow(layer: Layer) -> str | None:
         stored = layer.stored
-        if (
-            engine == "sglang"
-            or stored is None
-            or stored.kind != "int"
-            or inner != "pack-quantized"
-        ):
+        if stored is None or stored.kind != "int" or inner != "pack-quantized":
             return None
+        if engine == "sglang":
+            arguments = weight_arguments(view.quantization, layer.module)
+            if arguments.get("actorder") not in _OUT_OF_ORDER or refused(layer) is not None:
+                return None
+            return (
+                "actorder group puts inputs in another order at every step, and compressed-tensors "
+                "gave it up with 0.19; compress it anew with actorder weight or none"
+            )
         if stored.bits not in (4, 8):
             return f"{stored.bits} bits need the humming kernels, which are a package of their own"
         if not stored.symmetric and stored.bits == 8:

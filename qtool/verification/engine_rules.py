@@ -39,7 +39,7 @@ from qtool.verification.engine_modules import (
     class_modules,
     module_findings,
 )
-from qtool.verification.engine_skips import skip_findings, tower_findings
+from qtool.verification.engine_skips import fused_findings, skip_findings, tower_findings
 from qtool.verification.engine_split import split_findings
 from qtool.verification.engine_turns import CHECK as ROTATION
 from qtool.verification.engine_turns import turn_findings
@@ -162,6 +162,8 @@ def _served(view: EngineView, engine: str, who: str, tp: int) -> Iterator[Findin
     yield from split_findings(view, who, tp)
     yield from _fused(view, who)
     yield from skip_findings(view, engine, who)
+    if engine == "sglang":
+        yield from fused_findings(view, who)
     yield from tower_findings(view, engine, who)
     yield from dense_findings(view, engine, who)
     yield from head_findings(view, engine, who)

@@ -15,11 +15,11 @@ Mistral 3 is not; SGLang has its Qwen3-VL either way. What no list names there i
 
 A part of a name is a trap: `mlp.gate` is also in `mlp.gate_proj`. vLLM and SGLang ask by the name
 of the layer that they fuse, `mlp.gate_up_proj`; for AWQ, compressed-tensors and FP8 vLLM also asks
-by the names of its parts.
+by the names of its parts, SGLang for compressed-tensors in some classes.
 Sources: vLLM 0.33 (quant_utils.is_layer_skipped, gptq_utils, compressed_tensors/utils), SGLang
-(awq, gptq), transformers 5.24 (quantizers_utils.should_convert_module); of towers vLLM
-(models/llava, qwen2_vl, and pull request 10169), llm-compressor (issues 1546 and 1652), SGLang
-(models/qwen2_5_vl, qwen3_vl).
+0.5.23 (awq, gptq, compressed_tensors/utils), transformers 5.24 (quantizers_utils.
+should_convert_module); of towers vLLM (models/llava, qwen2_vl, and pull request 10169),
+llm-compressor (issues 1546 and 1652), SGLang (models/qwen2_5_vl, qwen3_vl).
 """
 
 from collections.abc import Iterator, Mapping
@@ -35,7 +35,7 @@ from qtool.formats.gptq_dynamic import entry_for, negative
 from qtool.formats.patterns import any_of
 from qtool.verification import engine_auto_round
 from qtool.verification.engine_targets import group_of
-from qtool.verification.engine_view import EngineView, Layer, alike, some
+from qtool.verification.engine_view import EngineView, Layer, alike, fused_layers, some
 from qtool.verification.finding import Finding
 
 CHECK = "engine-skip-list"
@@ -99,6 +99,55 @@ def tower_findings(view: EngineView, engine: str, who: str) -> Iterator[Finding]
             "as many of its classes do, it looks for codes that are not there; add "
             + ("that name" if len(missed) == 1 else "such names"),
         )  # fmt: skip
+
+
+def fused_findings(view: EngineView, who: str) -> Iterator[Finding]:
+    """Of compressed-tensors SGLang asks for a fused layer by its own name, then by its class
+    (Linear), and by its parts only last and where its class of the model has a list of them."""
+    if view.format != "compressed-tensors":
+        return
+    ignored = names_of(view.quantization.get("ignore"))
+    missed, otherwise, unknown = [], [], []
+    for parts in fused_layers(view.layers).values():
+        fused, first = _engine_names(parts[0])[0], parts[0]
+        if first.expert or fused == first.module or any_of(named(e, fused) for e in ignored):
+            continue
+        group = group_of(view.quantization, fused)
+        if all(part.stored is None for part in parts):
+            missed += [] if group is None else [fused]
+        elif first.stored is not None and group is None:
+            unknown.append(fused)
+        elif first.stored is not None and not _same(
+            group, group_of(view.quantization, first.module)
+        ):
+            otherwise.append(fused)
+    if missed:
+        yield Finding(
+            "warning", CHECK, missed[0],
+            f"{who} asks for {some(missed)}, of which ignore names parts alone: where its class of "
+            "the model has no list of these, as Llama's has none, it looks for codes that are not "
+            "there; add that name to ignore",
+        )  # fmt: skip
+    if otherwise:
+        yield Finding(
+            "error", "engine-targets", otherwise[0],
+            f"{who} asks for {some(otherwise)}, of which targets name parts alone, and so takes "
+            "the group that has Linear, by their class, for theirs; add that name to their targets",
+        )  # fmt: skip
+    if unknown:
+        yield Finding(
+            "warning", "engine-targets", unknown[0],
+            f"{who} asks for {some(unknown)}, of which targets name parts alone: where its class "
+            "of the model has no list of these, as Llama's has none, it refuses the model; add "
+            "that name to their targets",
+        )  # fmt: skip
+
+
+def _same(one: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> bool:
+    keys = ("weights", "input_activations", "format")
+    return one is other or (
+        one is not None and other is not None and all(one.get(k) == other.get(k) for k in keys)
+    )
 
 
 def _named_anyhow(view: EngineView, layer: Layer, engine: str) -> bool:

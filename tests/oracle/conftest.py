@@ -13,6 +13,8 @@ skipped. These versions are known to work, each beside a CPU build of torch 2.13
                              without the torchvision, torchaudio and torchcodec that come with it
                              where those are for another torch; test_vllm_rules also with the
                              modules of vllm 0.33.0 before these on PYTHONPATH
+    QTOOL_ORACLE_SGLANG      sglang 0.5.23 without what it asks for, beside vLLM's, and orjson,
+                             ipython, traitlets and gguf
 """
 
 import json
@@ -91,6 +93,11 @@ def auto_round() -> Ask:
 @pytest.fixture(scope="session")
 def vllm() -> Ask:
     return oracle("QTOOL_ORACLE_VLLM")
+
+
+@pytest.fixture(scope="session")
+def sglang() -> Ask:
+    return oracle("QTOOL_ORACLE_SGLANG")
 
 
 @pytest.fixture(scope="session")
