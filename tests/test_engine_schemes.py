@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from header_artifacts import FLOATS, compressed, group_config, packed, plain, stored
+from header_artifacts import FLOATS, compressed, floats, group_config, packed, plain, stored
 
 from qtool.verification.engine_rules import engine_findings
 from qtool.verification.engine_schemes import otherwise, pair_of, refused
@@ -161,8 +161,9 @@ PARTS = ["model.layers.0.mlp.gate_proj", "model.layers.0.mlp.up_proj"]
 
 
 def test_sglang_asks_ignore_by_the_name_of_the_fused_layer(tmp_path: Path) -> None:
-    for names, said in ((PARTS, True), ([*PARTS, GATE_UP], False), ([*PARTS, "re:.*_proj"], False)):
-        config = compressed() | {"ignore": ["lm_head", *names[:3]]}
+    cases = (PARTS, True), ([*PARTS, GATE_UP], False), ([*PARTS, "mlp.gate_up_proj"], False)
+    for names, said in cases:
+        config = compressed() | {"ignore": ["lm_head", *names]}
         artifact = stored(tmp_path / str(len(names[-1])), plain_mlp(), config)
         found = [f for f in engine_findings(artifact, "sglang", 1) if f.name == GATE_UP]
         assert [(f.severity, f.check) for f in found] == [("warning", "engine-skip-list")] * said
@@ -191,6 +192,24 @@ def test_sglang_asks_targets_by_the_name_of_the_fused_layer(
     found = [f for f in engine_findings(artifact, "sglang", 1) if f.check == "engine-targets"]
     assert [(f.severity, f.name) for f in found] == [(expected, GATE_UP)] * (expected is not None)
     assert not engine_findings(artifact, "vllm", 1)
+
+
+def test_sglang_takes_parts_of_names_in_lists_of_fp8(tmp_path: Path) -> None:
+    """From dot to dot, of the names of parts."""
+    tensors = {
+        name.replace("weight_scale", "weight_scale_inv"): info
+        for name, info in floats("block", scales="F32").items()
+    }
+    for number, (entry, hit) in enumerate(
+        (("mlp", True), ("mlp.gate", False), ("mlp.gate_proj", True), (GATE_UP, False))
+    ):
+        config = {
+            "quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128],
+            "modules_to_not_convert": ["lm_head", entry],
+        }  # fmt: skip
+        artifact = stored(tmp_path / str(number), tensors, config)
+        found = [f.check for f in engine_findings(artifact, "sglang", 1)]
+        assert found == ["engine-skip-list"] * hit, entry
 
 
 def test_whole_numbers_in_a_byte_need_rounded_inputs(tmp_path: Path) -> None:

@@ -5,8 +5,9 @@
                                                  end; none: vLLM looks at the dtypes in the headers
     GPTQ                dynamic, "-:" entries    regular expressions, from the name's start, first
                                                  match; vLLM else looks at the headers, SGLang not
-    compressed-tensors  ignore, and targets      names, or regular expressions after "re:"
-    FP8                 modules_to_not_convert   whole names
+    compressed-tensors  ignore, and targets      names, or regular expressions after "re:"; for
+                                                 SGLang's ignore also ends of names from a dot on
+    FP8                 modules_to_not_convert   whole names; SGLang: parts from dot to dot
     AutoRound           extra_config             engine_auto_round
 
 Of towers and projectors it is up to an engine's class of the model, and to its version, whether
@@ -17,7 +18,7 @@ A part of a name is a trap: `mlp.gate` is also in `mlp.gate_proj`. vLLM and SGLa
 of the layer that they fuse, `mlp.gate_up_proj`; for AWQ, compressed-tensors and FP8 vLLM also asks
 by the names of its parts, SGLang for compressed-tensors in some classes.
 Sources: vLLM 0.33 (quant_utils.is_layer_skipped, gptq_utils, compressed_tensors/utils), SGLang
-0.5.23 (awq, gptq, compressed_tensors/utils), transformers 5.24 (quantizers_utils.
+0.5.23 (awq, gptq, utils, compressed_tensors/utils), transformers 5.24 (quantizers_utils.
 should_convert_module); of towers vLLM (models/llava, qwen2_vl, and pull request 10169),
 llm-compressor (issues 1546 and 1652), SGLang (models/qwen2_5_vl, qwen3_vl).
 """
@@ -110,7 +111,8 @@ def fused_findings(view: EngineView, who: str) -> Iterator[Finding]:
     missed, otherwise, unknown = [], [], []
     for parts in fused_layers(view.layers).values():
         fused, first = _engine_names(parts[0])[0], parts[0]
-        if first.expert or fused == first.module or any_of(named(e, fused) for e in ignored):
+        means = (_means(entry, fused, "sglang") for entry in ignored)
+        if first.expert or fused == first.module or any_of(means):
             continue
         group = group_of(view.quantization, fused)
         if all(part.stored is None for part in parts):
@@ -141,6 +143,12 @@ def fused_findings(view: EngineView, who: str) -> Iterator[Finding]:
             "of the model has no list of these, as Llama's has none, it refuses the model; add "
             "that name to their targets",
         )  # fmt: skip
+
+
+def _means(entry: str, name: str, engine: str) -> bool | None:
+    """Whether an entry of ignore means a module; of a name SGLang takes an end from a dot on."""
+    end = engine == "sglang" and not entry.startswith("re:") and name.endswith(f".{entry}")
+    return True if end else named(entry, name)
 
 
 def _same(one: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> bool:
@@ -213,7 +221,7 @@ def _entry_for(view: EngineView, layer: Layer, engine: str) -> str | None:
     if view.format == "compressed-tensors":
         asked = (layer.module,) if engine == "transformers" else (*names, layer.module)
         answers = {
-            entry: any_of(named(entry, name) for name in asked)
+            entry: any_of(_means(entry, name, engine) for name in asked)
             for entry in names_of(view.quantization.get("ignore"))
         }
         if ignored := next((entry for entry, answer in answers.items() if answer), None):
@@ -225,6 +233,9 @@ def _entry_for(view: EngineView, layer: Layer, engine: str) -> str | None:
         if engine == "transformers":
             name = layer.module
             hit = name == entry or name.startswith(entry + ".") or name.endswith(entry)
+        elif view.format == "fp8" and engine == "sglang":
+            called = names[0] if layer.expert else layer.module
+            hit = f".{entry.rstrip('.')}." in f".{called}."
         elif view.format == "fp8":
             hit = entry in (*names, layer.module)
         else:
