@@ -6,13 +6,14 @@
     SGLang         the same two packings, GPTQ's where Marlin has it and AWQ's at 4 bits;
                    expressions of extra_config from end to end of a name; an AWQ matrix that has
                    no Marlin kernel for its shape is not padded
-    transformers   through the package auto-round: all of them, but of asymmetric
-                   auto_round:auto_gptq few
+    transformers   through the package auto-round, which has kernels of its own for all but
+                   AWQ's packing and asymmetric auto_round:auto_gptq: where no other package has
+                   one, 0.16 puts a layer there that reads a plain weight, and none is stored
 
 An engine takes a layer for quantized unless extra_config gives it more than 8 bits or it lies
 outside of block_name_to_quantize.
 Sources: vLLM 0.33 (quantization/inc), SGLang 0.5.23 (quantization/auto_round, gptq, awq),
-transformers 5.24 (AutoRoundConfig), AutoRound 0.15 (inference/backend).
+transformers 5.24 (AutoRoundConfig), AutoRound 0.16 (inference/backend).
 """
 
 from collections.abc import Iterator
@@ -89,16 +90,26 @@ def transformers_findings(view: EngineView) -> Iterator[Finding]:
     yield Finding(
         "note", "engine-route", "", "transformers loads auto-round through the package auto-round"
     )
-    if view.layout == "v1":
-        yield from alike(
-            "warning", "engine-slow", view.quantized,
-            lambda layer: None if layer.stored is None or layer.stored.symmetric else (
-                f"{layer.stored}, for which auto_round:auto_gptq has kernels of the packages "
-                "gptqmodel (4 bits, NVIDIA GPUs) and auto-round-lib (CPUs) alone; other "
-                "packings have more"
-            ),
-            "transformers is in doubt about {}",
-        )  # fmt: skip
+    yield from alike(
+        "warning", "engine-route", view.quantized, lambda layer: _borrowed(view, layer),
+        "transformers is in doubt about {}",
+    )  # fmt: skip
+
+
+def _borrowed(view: EngineView, layer: Layer) -> str | None:
+    """For what auto-round has no kernel of its own."""
+    if layer.stored is None or (view.layout != "gemm" and layer.stored.symmetric):
+        return None
+    if view.layout == "gemm":
+        what, whose = "AWQ's packing", "gptqmodel or auto-round-lib (4 bits), or humming (GPUs)"
+    elif view.layout == "v1":
+        what, whose = "auto_round:auto_gptq", "gptqmodel (4 bits, GPUs) or auto-round-lib (CPUs)"
+    else:
+        return None
+    return (
+        f"{layer.stored} in {what} has kernels of other packages alone: without {whose} auto-round "
+        "0.16 makes up the weights, which only the report of loading tells; install one of these"
+    )
 
 
 def skip_findings(view: EngineView, engine: str, who: str) -> Iterator[Finding]:

