@@ -21,8 +21,9 @@ from qtool.gguf.source import GgufSource, SourceTensor
 from qtool.gguf.workers import in_order
 from qtool.gguf_types import BY_NAME, FLOATS, BlockType
 from qtool.native.sums import checksum
-from qtool.verification import made_up
+from qtool.verification import gguf_off, made_up
 from qtool.verification.finding import Finding, LayerError
+from qtool.verification.gguf_off import OffBlock, off_blocks
 from qtool.verification.holes import torn, zero_stretches
 from qtool.verification.likeness import others
 from qtool.verification.scaling import UNEXPLAINED, WRONG
@@ -73,11 +74,17 @@ class Sums:
     digests: NDArray[np.uint64]  # of the source's bytes
     pieces: Pieces
     tensors: Sequence[SourceTensor]
+    off: dict[int, list[OffBlock]] = field(default_factory=dict)  # of pieces, rows of their tensor
     sources: dict[str, SourceTensor] = field(default_factory=dict)
 
     def of(self, sums: NDArray[np.float64], number: int) -> float:
         """The total of one tensor."""
         return float(sums[self.pieces.of(number)].sum())
+
+    def off_of(self, number: int) -> list[OffBlock]:
+        """The blocks of one tensor whose scale is off."""
+        pieces = range(*self.pieces.of(number).indices(len(self.pieces)))
+        return [block for piece in pieces for block in self.off.get(piece, ())]
 
 
 def add_up(
@@ -101,9 +108,10 @@ def add_up(
         np.zeros(count), np.zeros(count), np.zeros(count), np.zeros(count),
         np.zeros(count, np.int64), np.zeros(count, np.int64), np.zeros(count, np.int64),
         np.zeros(count, np.uint64),
-        pieces, tensors, shared,
+        pieces, tensors, sources=shared,
     )  # fmt: skip
     widest = max((t.in_features for t in tensors), default=0)
+    by_importance = any(key.startswith("quantize.imatrix.") for key in file.metadata)
 
     def worker() -> Callable[[int], None]:
         scratch = np.empty(2 * max(CACHED_WEIGHTS, widest), np.float32)
@@ -137,7 +145,11 @@ def add_up(
                         kinds = tensor.type.name, other.type.name
                         found.others[number] = others(new, old, kinds).sum()
                     else:
-                        found.torn[number] = _torn(new, old, tensor.type_in_file.name)
+                        kind = tensor.type_in_file.name
+                        found.torn[number] = _torn(new, old, kind)
+                        off = off_blocks(new, old, kind, TYPICAL.get(kind, 0.0), by_importance)
+                        if off:
+                            found.off[number] = [one.below(piece.first) for one in off]
 
         return work
 
@@ -217,9 +229,10 @@ def layer_errors(sums: Sums) -> list[LayerError]:
     return found
 
 
-def _relative(sums: Sums, number: int) -> float:
-    whole, lost = sums.of(sums.whole, number), sums.of(sums.lost, number)
-    if not lost:
+def _relative(sums: Sums, number: int, besides: float = 0.0) -> float:
+    """besides: squared, what does not count."""
+    whole, lost = sums.of(sums.whole, number), sums.of(sums.lost, number) - besides
+    if not lost > 0:
         return 0.0
     return math.sqrt(lost / whole) if whole else math.inf
 
@@ -231,7 +244,8 @@ def check_errors(sums: Sums, moved: bool) -> Iterator[Finding]:
     for number, tensor in enumerate(sums.tensors):
         if tensor.name not in sums.sources:
             continue
-        error = _relative(sums, number)
+        # Blocks whose scale is off are told by themselves.
+        error = _relative(sums, number, sum(one.lost for one in sums.off_of(number)))
         same = sums.sources[tensor.name].type_in_file == tensor.type_in_file
         typical = 0.0 if same else _expected(sums, number)
         known = tensor.type.name in _SCALED
@@ -262,18 +276,24 @@ def check_errors(sums: Sums, moved: bool) -> Iterator[Finding]:
 def _unlike(sums: Sums, told: Collection[str]) -> Iterator[Finding]:
     """Tensors near enough as a whole, of which parts are not the source's."""
     torn: dict[str, str] = {}
+    off: dict[str, list[OffBlock]] = {}
     for number, tensor in enumerate(sums.tensors):
         if tensor.name not in sums.sources or tensor.name in told:
             continue
         pieces = sums.pieces.of(number)
+        blocks = sums.off_of(number)
         parts, others = int(sums.torn[pieces].sum()), int(sums.others[pieces].sum())
         size = tensor.rows * tensor.in_features
         coarse = TYPICAL.get(tensor.type_in_file.name, 0.0) > _COARSE
         every = tensor.rows * -(-tensor.in_features // _PART)
+        if blocks:
+            off[tensor.name] = blocks
+            parts -= len({(one.row, one.columns.start // _PART) for one in blocks})
         if parts >= max(_FEWEST if coarse else 1, _SHARES[coarse] * every):
             torn[tensor.name] = f"{counted(parts, 'part')} of its rows"
         elif 0 < others < size / 2:
             torn[tensor.name] = f"{others:,} of {size:,} numbers"
+    yield from gguf_off.told("layer-error", off)
     if torn:
         name, what = next(iter(torn.items()))
         yield Finding(

@@ -64,15 +64,28 @@ def told(check: str, found: Mapping[str, Sequence[OffScale]]) -> Iterator[Findin
     scales = [(name, one) for name, several in found.items() for one in several]
     if not scales:
         return
-    scales.sort(key=lambda one: -abs(math.log(max(abs(one[1].times), 1e-30))))
-    words = [f"{name}, {one.weights}: {_times(one.times)}" for name, one in scales]
+    words = as_words([(one.times, f"{name}, {one.weights}") for name, one in scales])
     yield Finding(
-        "error", check, scales[0][0],
+        "error", check, worst([(one.times, name) for name, one in scales]),
         f"{counted(len(scales), 'scale')} of {counted(len(found), 'matrix')} "
-        f"{'is' if len(scales) == 1 else 'are'} unlike the source's: {'; '.join(words[:_SHOWN])}"
-        + (f" and {len(words) - _SHOWN:,} more" if len(words) > _SHOWN else "")
-        + f"; {AGAIN}",
+        f"{'is' if len(scales) == 1 else 'are'} unlike the source's: {words}; {AGAIN}",
     )  # fmt: skip
+
+
+def as_words(found: Sequence[tuple[float, str]]) -> str:
+    """Factors, and where they are: the worst first, and how many more there are."""
+    words = [f"{where}: {_times(times)}" for times, where in sorted(found, key=_nearness)]
+    more = f" and {len(words) - _SHOWN:,} more" if len(words) > _SHOWN else ""
+    return "; ".join(words[:_SHOWN]) + more
+
+
+def worst(found: Sequence[tuple[float, str]]) -> str:
+    """Where the factor is that is farthest from 1."""
+    return min(found, key=_nearness)[1]
+
+
+def _nearness(one: tuple[float, str]) -> float:
+    return -abs(math.log(max(abs(one[0]), 1e-30)))
 
 
 def _times(factor: float) -> str:
