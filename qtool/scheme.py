@@ -165,7 +165,8 @@ class GroupQuant:
     def scaled_zeros(self) -> NDArray[np.float32]:
         """Zeros times scales, float32 [out, groups]: exact where scales have 16 bits."""
         product: NDArray[np.float32] = self.zero.astype(np.float32)
-        product *= self.scale.astype(np.float32)
+        with np.errstate(invalid="ignore"):  # an infinite scale: checks tell of it
+            product *= self.scale.astype(np.float32)
         return product
 
     def with_nearest_zeros(self) -> GroupQuant:

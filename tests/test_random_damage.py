@@ -283,6 +283,7 @@ ALONE: list[tuple[str, Callable[[Path], None], str, str]] = [
     ("ct", quantization(".weights.type", "float"), "stored-as", "4-bit float cannot be stored"),
     ("ct", quantization(".weights.dynamic", True), "stored-as", "called dynamic"),
     ("ct", lost("q_proj.weight_shape"), "stored-as", "without weight_shape"),
+    ("ct", quantization(".targets", ["Lineer"]), "stored-as", "targets are Lineer alone"),
     ("nvfp4", quantization(".weights.symmetric", False), "stored-as", "does not read"),
     ("fp8", quantization(".input_activations.type", "int"), "stored-as", "no kernel multiplies"),
     ("fp8", quantization(".input_activations.symmetric", False), "stored-as", "have no zeros"),

@@ -35,10 +35,10 @@ def check_links(folder: Path, weights: Sequence[Path], patterns: Sequence[str]) 
     ]
     if not wanted:
         return
-    stores = {file.resolve().parent for file in weights}
+    stores = {_resolved(file).parent for file in weights}
     stores |= {place / TEMPLATES for place in stores}  # and nothing else that lies below
     for path in wanted:
-        found = path.resolve()
+        found = _resolved(path)
         inside = found.is_relative_to(folder.resolve()) or found.parent in stores
         if path.exists() and not inside:
             raise SourceError(
@@ -46,6 +46,16 @@ def check_links(folder: Path, weights: Sequence[Path], patterns: Sequence[str]) 
                 "would get into what is made of the model: copy the file if it belongs there, or "
                 "remove the link"
             )
+
+
+def _resolved(path: Path) -> Path:
+    """Where a link leads; SourceError where that is to itself."""
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError):  # a RuntimeError until Python 3.13
+        raise SourceError(
+            f"{path}: a link that leads back to itself; remove it, or put the file in its place"
+        ) from None
 
 
 def _entries(folder: Path) -> list[Path]:

@@ -5,6 +5,7 @@ that input: a norm, or the rows of a projection; SmoothAttention multiplies rows
 divides those of keys. Each half that is found must have its other half.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -69,6 +70,10 @@ def check_folds(
     norms: Mapping[str, Mapping[str, Floats]],
 ) -> Iterator[Finding]:
     """folds: what one layer was multiplied by, another was divided by."""
+    # The check of scales tells of those that are NaN or infinite; their blocks tell nothing here.
+    broken = {block_of(subject, c.name) for c in compared if not math.isfinite(c.error)}
+    compared = [c for c in compared if block_of(subject, c.name) not in broken]
+    norms = {block: ratios for block, ratios in norms.items() if block not in broken}
     readers: dict[str, list[Compared]] = defaultdict(list)
     sites: dict[str, list[Compared]] = defaultdict(list)
     for c in compared:

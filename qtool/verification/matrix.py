@@ -52,6 +52,7 @@ class Measured:
     scheme: Scheme
     scales: int  # how many there are
     not_finite: int  # scales that are NaN or infinite
+    broken_biases: int  # likewise, of what a scheme with offsets adds
     zero_scales: int  # of weights that are not all 0 by their codes
     negative: int
     subnormal: int  # so small that their type keeps few digits, of groups that are not all 0
@@ -84,6 +85,7 @@ def measure(artifact: Artifact, entry: Entry, quant: GroupQuant) -> Measured:
         scheme=quant.scheme,
         scales=scale.size,
         not_finite=int(scale.size - np.isfinite(scale).sum()),
+        broken_biases=0 if quant.offset is None else int((~np.isfinite(quant.offset)).sum()),
         zero_scales=_zero_scales(quant, scale == 0),
         negative=int((scale < 0).sum()) if quant.scheme.outer != "offset" else 0,
         subnormal=_tiny(quant, size, least),
@@ -202,6 +204,8 @@ def _far_from_end(quant: GroupQuant, top: int) -> int:
     """Groups with a zero at an end of the range, and weights that are mostly far from 0."""
     zero = quant.row_zero()
     ends = (zero == 0) | (zero == top)
+    if quant.offset is not None:  # what is NaN or infinite is told of by itself
+        ends &= np.isfinite(quant.offset) & np.isfinite(quant.scale)
     if not ends.any():
         return 0
     means = group_means(quant, quant.codes)

@@ -53,6 +53,11 @@ def check_scales(artifact: Artifact, matrices: Sequence[Measured]) -> Iterator[F
                 "error", "scales", name,
                 f"{name}: {what}; scales must be finite and positive: {_mend(artifact)}",
             )  # fmt: skip
+        if m.broken_biases:
+            yield Finding(
+                "error", "scales", name,
+                f"{name}: {m.broken_biases} of its {m.scales} biases are NaN or infinite: {AGAIN}",
+            )  # fmt: skip
     small = [m for m in matrices if m.subnormal > _SUBNORMAL * m.scales]
     if small:
         yield Finding(
@@ -216,12 +221,17 @@ def check_zeros(artifact: Artifact, matrices: Sequence[Measured]) -> Iterator[Fi
     groups = sum(m.zeros.at_ends for m in far if m.zeros)
     if far:
         top = (1 << far[0].scheme.bits) - 1
+        said = (
+            f"the zero 0 or {top}, though their weights would then be far from 0 and all of one "
+            f"sign: zeros that ran over the end of their range (0 less one stored as {top}); make "
+            "the artifact again"
+        )
+        if far[0].scheme.outer == "offset":
+            said = f"biases that put their weights far from 0 and all on one side of it: {AGAIN}"
         yield Finding(
             "error" if groups >= _FEW_GROUPS else "warning", "zeros", far[0].entry.name,
             f"{counted(groups, 'group')} of {counted(len(far), 'matrix')} "
-            f"({some([m.entry.name for m in far])}) have the zero 0 or {top}, though their weights "
-            "would then be far from 0 and all of one sign: zeros that ran over the end of their "
-            f"range (0 less one stored as {top}); make the artifact again",
+            f"({some([m.entry.name for m in far])}) have {said}",
         )  # fmt: skip
     others = [m for m in matrices if m.zeros and m.zeros.v1_others]
     if others:

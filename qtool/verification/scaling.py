@@ -122,7 +122,7 @@ def _compared(name: str, quant: GroupQuant, source: Rows, norms: Mapping[str, Fl
     far = plain > _PLAIN * lost
     pruned = far and _is_pruned(pair)
     found: Fit | None = None
-    if (far and not pruned) or norms:
+    if math.isfinite(plain) and ((far and not pruned) or norms):
         found = fit(pair, norms)
         if found.columns is not None or found.rows is not None:
             sums = sums_of(quant, pair.scaled(found.columns, found.rows))

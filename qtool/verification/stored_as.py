@@ -9,8 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from qtool.artifacts.stored_config import quantization_config
-from qtool.formats.compressed_tensors_config import chosen_group
+from qtool.formats.compressed_tensors_config import chosen_group, is_class
 from qtool.formats.facts import names_of
+from qtool.scheme import Scheme
 from qtool.verification.config import conversions
 from qtool.verification.finding import Finding
 from qtool.verification.sentences import count as counted
@@ -28,6 +29,8 @@ _LAYOUTS: dict[str, tuple[str, tuple[str, ...], str, tuple[int, ...]]] = {
     "nvfp4-pack-quantized": ("weight_packed", ("U8",), "float", (4,)),
     "mxfp4-pack-quantized": ("weight_packed", ("U8",), "float", (4,)),
 }
+# In the names of classes that hold matrices: Linear, Conv1D, FusedMoE, RoutedExperts.
+_CLASSES = ("Linear", "Conv", "MoE", "Expert")
 
 
 def check_stored_as(subject: Subject) -> Iterator[Finding]:
@@ -46,11 +49,12 @@ def check_stored_as(subject: Subject) -> Iterator[Finding]:
     unread = [entry for entry in words if not entry.stacked]
     if unread:
         own = subject.artifact.provenance is not None and not conversions(subject)
+        read = any(isinstance(e.scheme, Scheme) for e in subject.entries.values())
         yield Finding(
-            "error" if own else "note", CHECK, unread[0].name,
+            "error" if own else "note" if read else "warning", CHECK, unread[0].name,
             f"by its config {counted(len(unread), 'matrix')} ({some([e.name for e in unread])}) "
             f"stored as {found.format} in a way that this version does not read: their numbers "
-            "were not checked"
+            "were not checked" + ("" if read else ", nor any other's")
             + ("; qtool writes none such, so the config is of another artifact" if own else ""),
         )  # fmt: skip
 
@@ -70,6 +74,14 @@ def _groups(subject: Subject, config: Mapping[str, Any]) -> Iterator[Finding]:
                 "error", CHECK, f"config_groups.{name}",
                 f"config_groups.{name}: {why}; put back the config that the artifact was made with",
             )  # fmt: skip
+    targets = [t for group in groups.values() for t in names_of(group.get("targets"))]
+    unknown = [t for t in targets if is_class(t) and not any(k in t for k in _CLASSES)]
+    if unknown and len(unknown) == len(targets):
+        yield Finding(
+            "error", CHECK, "config_groups",
+            f"config_groups: targets are {some(unknown)} alone, which no linear layer is, so that "
+            "none is quantized; expected Linear, the class of linear layers, or names of modules",
+        )  # fmt: skip
     wrong: dict[str, list[str]] = defaultdict(list)
     for module, text in _misfits(subject, list(groups.values()), written):
         wrong[text].append(module)

@@ -1,0 +1,65 @@
+"""NaN and infinity among what is stored: one error, and nothing else; links to themselves."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from quantizing import quantize
+from safetensors.torch import load_file, save_file
+from test_verify_single_scales import forget_digests, tiny_folder
+
+from qtool.checkpoints.links import check_links
+from qtool.errors import SourceError
+from qtool.verification.finding import Finding
+from qtool.verification.run import verify_artifact
+
+UP = "model.layers.1.mlp.up_proj"
+
+
+def errors(folder: Path, against: Path | None = None) -> list[Finding]:
+    found = verify_artifact(folder, against=against, threads=1).findings
+    return [one for one in found if one.severity != "note"]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "tensor", "what"),
+    [
+        ("w4g64-mlx-rtn", "biases", "1 of its 3072 biases are NaN or infinite"),
+        ("w4g64-mlx-rtn", "scales", "1 of 3072 scales are NaN or infinite"),
+        ("w4g128-awq", "scales", "1 of 1536 scales are NaN or infinite"),
+        ("w4g128-rtn", "scales", "1 of 1536 scales are NaN or infinite"),
+    ],
+)
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_one_number(recipe: str, tensor: str, what: str, number: float, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    reads = ["calibration.samples=4", "calibration.length=32"] if "awq" in recipe else []
+    quantize(tiny_folder(), recipe, out, *reads)
+    forget_digests(out)
+    tensors = load_file(out / "model.safetensors")
+    tensors[f"{UP}.{tensor}"].view(-1)[7] = torch.tensor(number)
+    save_file(tensors, out / "model.safetensors", {"format": "pt"})
+    for against in (None, tiny_folder()):
+        found, *more = errors(out, against)
+        assert not more, more
+        assert (found.severity, found.check, found.name) == ("error", "scales", f"{UP}.weight")
+        assert what in found.message
+
+
+@pytest.mark.parametrize("name", ["config.json", "qtool.json", "tokenizer.json"])
+def test_a_link_to_itself(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_folder(), folder)
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to(name)
+    with pytest.raises(SourceError, match=f"{name}: a link that leads back to itself; remove it"):
+        check_links(folder, [folder / "model.safetensors"], ["tokenizer*"])
+    assert any("leads back to itself" in one.message for one in errors(folder))
+
+
+def test_parts_of_mlx_may_have_other_bits(tmp_path: Path) -> None:
+    """Engines that fuse layers load none of it."""
+    sets = ["overrides=[{match: '*.v_proj', weights: {bits: 8}}]"]
+    quantize(tiny_folder(), "w4g64-mlx-rtn", tmp_path / "out", *sets)
+    assert not [one for one in errors(tmp_path / "out") if one.check == "fused"]
