@@ -30,7 +30,6 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from qtool.cuda import compiling, running
 from qtool.cuda.tasks import FIELDS, Task
-from qtool.gguf import on_device
 
 _CPU, _grad = torch.device("cpu"), torch.autograd.grad
 _SIZES = {"codes": 1, "f16": 2, "bf16": 2, "sum": 2, "squares": 8}  # by the end of a kernel's name
@@ -399,6 +398,5 @@ def emulated(patch: Any, emulator: Emulator | None = None) -> Iterator[Cuda]:
         patches.setattr(running, "_kernel", lambda name, _: name)
         patches.setattr(running, "overlaps", lambda _: True)
         patches.setattr(running, "_launch_programmatic", cuda.launch_programmatic)
-        patches.setattr(on_device, "SimpleQueue", __import__("queue").SimpleQueue)
         with Mode():
             yield cuda

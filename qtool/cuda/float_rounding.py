@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from qtool import grid, small_floats
 from qtool.cuda import round_tasks as tasks
-from qtool.cuda.rounding import aligned
+from qtool.cuda.rounding import aligned, by_columns
 from qtool.scheme import GroupQuant, Scheme
 from qtool.small_floats import Search
 from qtool.streaming.device import Device, host
@@ -46,7 +46,7 @@ def quantize(
 ) -> GroupQuant:
     """As small_floats.quantize, in turn with other users of the device. threads: none are used."""
     with device.alone, device.explained():
-        there = _put(device, weight)
+        there = aligned(by_columns(device, weight))
         found = _grids(device, there, scheme, largest, search)
         codes = _rounded(device, there, found, torch.uint8)
         return _stored(found, host(codes.T.contiguous()))
@@ -69,10 +69,6 @@ def rounded(device: Device, there: torch.Tensor, scheme: Scheme) -> torch.Tensor
     """As small_floats.rounded, of a matrix [in, out] that is there; the caller has it alone."""
     there = aligned(there)
     return _rounded(device, there, _grids(device, there, scheme, None, None), torch.float32)
-
-
-def _put(device: Device, weight: Floats) -> torch.Tensor:
-    return aligned(device.put(np.ascontiguousarray(weight, np.float32)).T)
 
 
 def _stored(found: Grids, codes: NDArray[np.uint8]) -> GroupQuant:

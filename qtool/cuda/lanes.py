@@ -4,12 +4,12 @@ kernels run. Each thread has a stream for as long as it has a lane, and all that
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from queue import LifoQueue
 from threading import RLock
 from typing import Any
 
 import torch
 
+from qtool.cuda.lent import Lent
 from qtool.streaming.device import Device
 
 LANES = 4
@@ -17,13 +17,11 @@ _HELD = f"rows of {LANES} matrices and their codes"
 
 
 class Lanes:
-    """Lent to threads, the last one that came back first; each is made when it is first needed."""
+    """A device, lent to several threads."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._free: LifoQueue[Device | None] = LifoQueue()
-        for _ in range(LANES):
-            self._free.put(None)
+        self._lent = Lent(self._lane, LANES)
 
     @contextmanager
     def one(self) -> Iterator[Device]:
@@ -32,12 +30,10 @@ class Lanes:
         if not self._device.pins:
             yield self._device
             return
-        lane = self._free.get()
-        try:
-            if lane is None:
-                api: Any = torch.cuda
-                stream = api.Stream(self._device.place)
-                lane = replace(self._device, stream=stream, holds=_HELD, alone=RLock())
+        with self._lent.one() as lane:
             yield lane
-        finally:
-            self._free.put(lane)
+
+    def _lane(self) -> Device:
+        api: Any = torch.cuda
+        stream = api.Stream(self._device.place)
+        return replace(self._device, stream=stream, holds=_HELD, alone=RLock())

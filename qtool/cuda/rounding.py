@@ -24,6 +24,11 @@ def aligned(tensor: torch.Tensor) -> torch.Tensor:
     return whole.clone() if whole.data_ptr() % ALIGNED else whole
 
 
+def by_columns(device: Device, weight: Floats) -> torch.Tensor:
+    """A matrix [out, in] there, as [in, out]."""
+    return device.put(np.ascontiguousarray(weight)).T.contiguous()
+
+
 def grids(
     device: Device,
     weight: torch.Tensor,
@@ -99,7 +104,7 @@ def quantize_groups(
     size = columns if group_size == -1 else min(group_size, columns)
     options = Grid(bits, symmetric, reach, scale_dtype)
     with device.alone, device.explained():
-        there = device.put(weight).T.contiguous()
+        there = by_columns(device, weight)
         weighed = None if importance is None else device.put(importance)
         blocks = None if gram is None else folded(device.put(gram))
         ratios = searched(device, search)

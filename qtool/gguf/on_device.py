@@ -10,7 +10,6 @@ most PLACES batches are on their way: memory depends neither on the model nor on
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 from qtool import native_gguf
 from qtool.cuda import float_tasks
 from qtool.cuda.encode_tasks import encode, needs_lattice, needs_means, squares
+from qtool.cuda.lent import Lent
 from qtool.cuda.staging import Place, Places
 from qtool.formats.gguf_writer import GgufWriter
 from qtool.gguf.pieces import (
@@ -264,23 +264,16 @@ class DeviceEncoder:
 
 
 class OnDevice:
-    """The places of a run, lent to its threads; each is made when it is first needed."""
+    """The places of a run, lent to its threads."""
 
     def __init__(self, file: File, all_: Sequence[Batch], places: Places) -> None:
-        self._file, self._room, self._places = file, _Room(file, all_), places
-        self._free: SimpleQueue[DeviceEncoder | None] = SimpleQueue()
-        for _ in range(PLACES):
-            self._free.put(None)
+        room = _Room(file, all_)
+        self._lent = Lent(lambda: DeviceEncoder(file, room, places()), PLACES)
 
     def __call__(self, batch: Batch) -> None:
         """Encodes a batch; waits where all places are in use."""
-        place = self._free.get()
-        try:
-            if place is None:
-                place = DeviceEncoder(self._file, self._room, self._places())
-            place(batch)
-        finally:
-            self._free.put(place)
+        with self._lent.one() as encoder:
+            encoder(batch)
 
 
 def encode_all(

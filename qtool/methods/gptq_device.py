@@ -90,7 +90,7 @@ def quantize_with(
     """
     if scheme.outer == "rows":
         return gptq.quantize_with(weight, given.on_host, scheme, options)
-    left, order = _columns(device, weight), _order(device, given)
+    left, order = rounding.by_columns(device, weight), _order(device, given)
     if scheme.is_float:
         scales = small_floats.Search(given.importance) if options.mse else None
         quant = float_rounding.grids(device, left, scheme, largest, scales)
@@ -144,7 +144,7 @@ def codes_on_levels(
 
     Levels that depend on each other (Levels.points): `codes_at_points`.
     """
-    left = _columns(device, weight)[_order(device, given)]
+    left = rounding.by_columns(device, weight)[_order(device, given)]
     return _onto_levels(device, left, given, levels)
 
 
@@ -167,11 +167,6 @@ def _onto_levels(
     return host(codes.T.contiguous())
 
 
-def _columns(device: Device, weight: grid.Floats) -> torch.Tensor:
-    """A matrix [out, in] there, as [in, out]."""
-    return device.put(np.ascontiguousarray(weight)).T.contiguous()
-
-
 def _order(device: Device, given: Factor) -> torch.Tensor:
     return torch.from_numpy(given.order.astype(np.int64)).to(device.place)
 
@@ -188,7 +183,7 @@ def codes_at_points(
     assert levels.points is not None
     unit, codes = levels.points.together, np.empty(weight.shape, np.uint8)
     with device.alone, device.explained():
-        left = _columns(device, weight)[_order(device, given)]
+        left = rounding.by_columns(device, weight)[_order(device, given)]
     for start, stop in _blocks(weight.shape[1], weight.shape[1]):
         block, rest = slice(start, stop), slice(stop, None)
         columns = given.order[block]

@@ -28,7 +28,7 @@ class Reader:
         self.device = device
         self.scheme: Scheme = measured.scheme
         self.share = measured.share
-        self.weight = device.put(measured.weight).T.contiguous()
+        self.weight = rounding.by_columns(device, measured.weight)
         self.importance = device.put(measured.importance).double()
 
     def diagonal_error(self, scale: torch.Tensor) -> torch.Tensor:

@@ -37,7 +37,7 @@ from qtool.formats.patterns import any_of
 from qtool.verification import engine_auto_round
 from qtool.verification.engine_targets import group_of
 from qtool.verification.engine_view import EngineView, Layer, alike, fused_layers, some
-from qtool.verification.finding import Finding
+from qtool.verification.finding import Finding, Severity
 
 CHECK = "engine-skip-list"
 _UNKNOWN = "?"
@@ -123,26 +123,20 @@ def fused_findings(view: EngineView, who: str) -> Iterator[Finding]:
             group, group_of(view.quantization, first.module)
         ):
             otherwise.append(fused)
-    if missed:
-        yield Finding(
-            "warning", CHECK, missed[0],
-            f"{who} asks for {some(missed)}, of which ignore names parts alone: where its class of "
-            "the model has no list of these, as Llama's has none, it looks for codes that are not "
-            "there; add that name to ignore",
-        )  # fmt: skip
-    if otherwise:
-        yield Finding(
-            "error", "engine-targets", otherwise[0],
-            f"{who} asks for {some(otherwise)}, of which targets name parts alone, and so takes "
-            "the group that has Linear, by their class, for theirs; add that name to their targets",
-        )  # fmt: skip
-    if unknown:
-        yield Finding(
-            "warning", "engine-targets", unknown[0],
-            f"{who} asks for {some(unknown)}, of which targets name parts alone: where its class "
-            "of the model has no list of these, as Llama's has none, it refuses the model; add "
-            "that name to their targets",
-        )  # fmt: skip
+    no_list = "where its class of the model has no list of these, as Llama's has none,"
+    cases: list[tuple[Severity, str, list[str], str, str]] = [
+        ("warning", CHECK, missed, "ignore names",
+         f": {no_list} it looks for codes that are not there; add that name to ignore"),
+        ("error", "engine-targets", otherwise, "targets name",
+         ", and so takes the group that has Linear, by their class, for theirs; add that name to "
+         "their targets"),
+        ("warning", "engine-targets", unknown, "targets name",
+         f": {no_list} it refuses the model; add that name to their targets"),
+    ]  # fmt: skip
+    for severity, check, names, by, so in cases:
+        if names:
+            said = f"{who} asks for {some(names)}, of which {by} parts alone{so}"
+            yield Finding(severity, check, names[0], said)
 
 
 def _means(entry: str, name: str, engine: str) -> bool | None:

@@ -20,6 +20,7 @@ import numpy as np
 
 from qtool.gguf_types import BY_NAME
 from qtool.verification.finding import Finding
+from qtool.verification.off_scales import LEAST, MANY, NEAR, OFF, worth
 from qtool.verification.sentences import AGAIN
 from qtool.verification.sentences import count as counted
 from qtool.verification.side_by_side import Floats, square_of, sums_of_products
@@ -28,12 +29,9 @@ from qtool.verification.single_scales import as_words, worst
 # Relative errors of normal numbers up to which a type tells; see gguf_values.TYPICAL.
 COARSEST = 0.16
 _WITH_MINIMUM, _WIDTH = {"Q4_1", "Q5_1", "Q4_K", "Q5_K"}, 32
-_NEAR = 0.8, 1.25  # what is no factor
+_NEAR = NEAR, 1 / NEAR  # what is no factor
 _NEAR_BY_IMPORTANCE = 0.45, 1.6
-_OFF, _CHANCE = 4.0, 16.0  # see off_scales
 _LEFT = 3.0  # times the typical error: GPTQ makes 2 of it
-_MANY = 0.1  # of the blocks: they have another reason
-_LEAST = 1e-6  # of the mean square: blocks that are about 0 in the source tell nothing
 
 
 @dataclass(frozen=True)
@@ -69,15 +67,15 @@ def off_blocks(
     width = _WIDTH if centred else BY_NAME[kind].weights
     pairs = ((old, old), (old, new), (new, new))
     ww, wq, qq = (sums_of_products(one, other, (width,))[0] for one, other in pairs)
-    least = _LEAST * ww.mean()
+    least = LEAST * ww.mean()
     if centred:
         w, q = (sums_of_products(one, None, (width,))[0] for one in (old, new))
         ww, wq, qq = ww - w * w / width, wq - w * q / width, qq - q * q / width
     gain = wq / np.maximum(ww, max(least, 1e-30))
     near = _NEAR_BY_IMPORTANCE if by_importance else _NEAR
     odd = (ww > least) & ~((gain > near[0]) & (gain < near[1]))
-    odd &= ww - 2 * wq + qq > _OFF * (qq - gain * wq)
-    if not odd.any() or odd.sum() > max(1, _MANY * odd.size):
+    odd &= ww - 2 * wq + qq > OFF * (qq - gain * wq)
+    if not odd.any() or odd.sum() > max(1, MANY * odd.size):
         return []
     found: list[OffBlock] = []
     for row, number in zip(*np.nonzero(odd), strict=True):
@@ -118,7 +116,7 @@ def _times(new: Floats, old: Floats, centred: bool, most: float) -> float | None
         return None
     times = float(q @ q) / shared
     off, left = float(np.square(w - q).mean()), float(np.square(w * times - q).mean())
-    sure = off > max(_OFF, float(np.exp(2 * _CHANCE / q.size))) * left
+    sure = off > float(worth(q.size)) * left
     explained = left <= most * times * times * float(np.square(w).mean())
     return times if sure and explained else None
 

@@ -31,12 +31,12 @@ NEAR = 0.8  # and its inverse: two steps of a scale in e4m3, which has the fewes
 _FEWEST_BITS = 3
 _ROUNDED = 1 / 12  # the mean square of what rounding to the nearest leaves, in steps
 _EXPLAINED = 16.0  # times that: GPTQ makes 4
-_OFF = 4.0  # times what is left: the least that counts, of any number of weights
+OFF = 4.0  # times what is left: the least that counts, of any number of weights
 _LIKELY = 1.5  # likewise, where folds leave as much
 _CHANCE = 16.0  # e^-16: once in ten million groups
-_MANY = 0.1  # of the scales: they have another reason
+MANY = 0.1  # of the scales: they have another reason
 _FEW_SCALES = 3  # fewer of a row or of some columns have no scale that is the usual one
-_LEAST = 1e-6  # of the mean square: parts of the source that are about 0 tell nothing
+LEAST = 1e-6  # of the mean square: parts of the source that are about 0 tell nothing
 _ROWS = 64  # at once
 
 
@@ -56,7 +56,7 @@ def off_scales(quant: GroupQuant, pair: SideBySide, groups: Floats) -> tuple[Off
         return ()
     found = list(_found(quant, pair, _suspects(quant, groups)))
     by_group = Counter(one.group for one in found)
-    if len(found) > max(1, _MANY * quant.scale.size):
+    if len(found) > max(1, MANY * quant.scale.size):
         return ()
     most = max(1, len(_starts(quant)) // 4)
     return tuple(one for one in found if one.group is None or by_group[one.group] <= most)
@@ -67,7 +67,7 @@ def likely_off(quant: GroupQuant, groups: Floats) -> tuple[OffScale, ...]:
     if quant.scheme.bits < _FEWEST_BITS or quant.scale.size < 2:
         return ()
     suspects = _suspects(quant, groups, _LIKELY)
-    if suspects.shape[1] < 2 or suspects.sum() > max(1, _MANY * suspects.size):
+    if suspects.shape[1] < 2 or suspects.sum() > max(1, MANY * suspects.size):
         return ()
     whole, shared, _ = _of_grid(quant, groups)
     at = zip(*np.nonzero(suspects), strict=True)
@@ -111,13 +111,13 @@ def _of_grid(quant: GroupQuant, groups: Floats) -> Sequence[Floats]:
     return [np.add.reduceat(one, _starts(quant), axis=0) for one in groups[:3]]
 
 
-def _suspects(quant: GroupQuant, groups: Floats, worth: float = _OFF) -> NDArray[np.bool_]:
+def _suspects(quant: GroupQuant, groups: Floats, worth: float = OFF) -> NDArray[np.bool_]:
     """Of the grid of scales, those whose error is `worth` times what a factor leaves of it."""
     whole, shared, lost = _of_grid(quant, groups)
-    least = np.float32(_LEAST * whole.mean(dtype=np.float64))
+    least = np.float32(LEAST * whole.mean(dtype=np.float64))
     if quant.scheme.outer == "offset":  # a scale alone makes no factor of all weights
         width = quant.shape[1] / whole.shape[1]
-        return np.asarray(lost > _OFF * _ROUNDED * width * np.square(quant.row_scale()))
+        return np.asarray(lost > OFF * _ROUNDED * width * np.square(quant.row_scale()))
     gain = shared / np.maximum(whole, least)
     odd = _unlike(gain) & (whole > least)
     if not odd.any():
@@ -213,5 +213,10 @@ def _judged(
     times = qq / wq
     left = np.maximum((times * times * ww - qq) / count, 0)
     rounded = np.maximum(left, _ROUNDED)
-    least = np.maximum(_OFF, np.exp(2 * _CHANCE / count))
-    return times, _unlike(times) & (off > least * rounded) & (left < _EXPLAINED * _ROUNDED)
+    sure = (off > worth(count) * rounded) & (left < _EXPLAINED * _ROUNDED)
+    return times, _unlike(times) & sure
+
+
+def worth(count: NDArray[np.float64] | int) -> NDArray[np.float64]:
+    """How many times as much as is left is surely off, of so many weights."""
+    return np.asarray(np.maximum(OFF, np.exp(2 * _CHANCE / count)))

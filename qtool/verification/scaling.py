@@ -155,13 +155,13 @@ def _compared(name: str, quant: GroupQuant, source: Rows, norms: Mapping[str, Fl
 def _off(quant: GroupQuant, pair: SideBySide, sums: Sums, scales: Scales) -> tuple[OffScale, ...]:
     """Single scales, with folds taken out. Rows that are no fold hold what is off in them."""
     columns, rows = scales
-    if not _are_even(rows):
+    if not are_even(rows):
         off = find_off(quant, pair.scaled(columns, rows), sums.groups)
         return off if quant.scale.shape[1] != 2 else one_of_two(off)
     return find_off(quant, pair.scaled(columns, None), without_rows(sums, rows))
 
 
-def _are_even(rows: Floats | None) -> bool:
+def are_even(rows: Floats | None) -> bool:
     """Whether scales of rows are what clipping leaves, but for single ones."""
     return rows is None or distance(rows, np.ones_like(rows)) < MATCH
 

@@ -7,9 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool.verification.finding import Finding
-from qtool.verification.fit import MATCH, distance
 from qtool.verification.off_scales import NEAR, OffScale
-from qtool.verification.scaling import Compared
+from qtool.verification.scaling import Compared, are_even
 from qtool.verification.sentences import AGAIN
 from qtool.verification.sentences import count as counted
 from qtool.verification.side_by_side import Floats
@@ -50,8 +49,7 @@ def _any_undone(logarithms: NDArray[np.float64]) -> bool:
 
 def _fold_of_rows(c: Compared) -> Floats | None:
     """Scales of rows that are more than what clipping leaves of them."""
-    clipped = c.rows is None or distance(c.rows, np.ones_like(c.rows)) < MATCH
-    return None if clipped else c.rows
+    return None if are_even(c.rows) else c.rows
 
 
 def is_folded(c: Compared) -> bool:
