@@ -1,5 +1,6 @@
 """Round to nearest works on some rows at a time: the same artifact as of whole matrices."""
 
+import time
 import tracemalloc
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ from quantizing import files, quantize
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.converting import view as converted
 from qtool.errors import UnsupportedError
+from qtool.formats import awq
 from qtool.hub import tiny_folder
 from qtool.methods.rtn import ON_CPU
 from qtool.planning.plan import make_plan
@@ -94,12 +96,17 @@ def test_a_view_makes_what_it_copies_once(tmp_path: Path, monkeypatch: pytest.Mo
     """However large it is; and packing takes the time that it takes."""
     source = quantize(tiny_folder(), "fp8-block", tmp_path / "fp8").out
     read: list[str] = []
-    plain = converted.plain
+    plain, pack = converted.plain, awq.pack
+
+    def slowly(*given: Any) -> Any:
+        time.sleep(0.001)  # what is told is rounded to this
+        return pack(*given)
 
     def counted(tensor: Any, *rest: Any) -> Any:
         read.append(tensor.name)
         return plain(tensor, *rest)
 
+    monkeypatch.setattr(awq, "pack", slowly)
     monkeypatch.setattr(converted, "plain", counted)
     monkeypatch.setattr(sink_module, "_READ_AT_ONCE", 4096)
     recipe = tmp_path / "r.yaml"
