@@ -43,7 +43,7 @@ def refuse_other_config(checkpoint: Checkpoint) -> None:
     """UnsupportedError where tensors of a known architecture have other shapes than config.json
     says: no engine would load what is made of them."""
     from qtool.artifacts.artifact import Artifact
-    from qtool.verification.by_table import other_shapes, row_of
+    from qtool.verification.by_table import OF_OTHERS, other_shapes, row_of, said_shapes
     from qtool.verification.subject import subject_of
 
     row = row_of(checkpoint.config)
@@ -57,10 +57,9 @@ def refuse_other_config(checkpoint: Checkpoint) -> None:
     except QtoolError:
         return  # is told where it matters
     if wrong:
-        more = f" ({len(wrong) - 1} more tensors say so)" if len(wrong) > 1 else ""
         raise UnsupportedError(
-            f"{checkpoint.path}: {wrong[0]}{more}; put the model's own config.json beside "
-            "its weights"
+            f"{checkpoint.path}: {said_shapes(wrong)}; {OF_OTHERS}: put the model's own "
+            "config.json beside its weights"
         )
 
 

@@ -26,6 +26,7 @@ from qtool.verification.tensor_names import BUFFERS, of_attention, packed_part
 CHECK = "tensors"
 # Models whose class in transformers is another model's, and whose tensors have other names.
 _OTHER_NAMES = ("exaone", "sarvam_mla", "sarvam_moe")
+OF_OTHERS = "config and weights are of different models"
 _EXPERTS = ".experts."
 _BARE = ((".weight", ""),)  # how tensors of experts end that are no weights of modules
 
@@ -55,15 +56,16 @@ def check_by_table(
     names = _names(subject)
     used: set[str] = set()
     places: list[_Place] = []
+    others: list[OtherShape] = []
     for place in _places(architecture, config, names):
         places.append(place)
         used.update(place.found)
         try:
-            said = _other_shape(subject, place, names, config)
+            others += _other_shape(subject, place, names, config)
         except QtoolError as error:
-            said = str(error)
-        if said is not None:
-            yield Finding("error", CHECK, names[place.found[0]], said)
+            yield Finding("error", CHECK, names[place.found[0]], str(error))
+    if others:
+        yield Finding("error", CHECK, others[0].name, f"{said_shapes(others)}; {OF_OTHERS}")
     used.update(_learned(architecture, config, names))
     if lost := _lost(places, architecture, config, names):
         yield Finding("error", CHECK, lost[0], f"{said_lost(lost, config)}; {AGAIN}")
@@ -133,15 +135,37 @@ def _learned(
     return [n.replace("{b}", str(b)) for n in architecture.learned.values() for b in blocks]
 
 
+@dataclass(frozen=True)
+class OtherShape:
+    """A tensor of another shape than config.json gives it."""
+
+    name: str
+    found: tuple[int, ...]
+    expected: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return (
+            f"{self.name} is {list(self.found)}, and by config.json it should be "
+            f"{list(self.expected)}"
+        )
+
+
+def said_shapes(others: list[OtherShape]) -> str:
+    """That tensors have other shapes."""
+    if len(others) == 1:
+        return str(others[0])
+    more = some([one.name for one in others[1:]])
+    return f"{counted(len(others), 'tensor')} of other shapes: {others[0]}; also {more}"
+
+
 def other_shapes(
     subject: Subject, architecture: Architecture, config: dict[str, Any]
-) -> Iterator[str]:
-    """What is said of tensors that have other shapes than the architecture gives them."""
+) -> Iterator[OtherShape]:
+    """Tensors that have other shapes than the architecture gives them."""
     names = _names(subject)
     for place in _places(architecture, config, names):
         with suppress(QtoolError):
-            if (said := _other_shape(subject, place, names, config)) is not None:
-                yield said
+            yield from _other_shape(subject, place, names, config)
 
 
 @dataclass(frozen=True)
@@ -222,41 +246,32 @@ def _apart(module: Module) -> bool:
 
 def _other_shape(
     subject: Subject, place: _Place, names: Mapping[str, str], config: Mapping[str, Any]
-) -> str | None:
+) -> list[OtherShape]:
     """QtoolError where the config does not tell the shape."""
     if place.found and experts_of(place.found[0]) is not None:
         return _other_experts(subject, place, names, config)
     if len(place.found) != 1 or place.module.each is not None:
-        return None
+        return []
     name = names[place.found[0]]
     entry = subject.entries.get(name)
     if entry is None or isinstance(entry.scheme, str):
-        return None  # how a matrix that is not read is shaped is not known
+        return []  # how a matrix that is not read is shaped is not known
     expected = checkpoint_shape(place.module, config, place.suffix, place.block)
     if expected is None or stored_shape(expected) == stored_shape(entry.shape):
-        return None
-    return (
-        f"{name} is {list(entry.shape)}, and by config.json it should be {list(expected)}; "
-        "config and weights are of different models"
-    )
+        return []
+    return [OtherShape(name, entry.shape, expected)]
 
 
 def _other_experts(
     subject: Subject, place: _Place, names: Mapping[str, str], config: Mapping[str, Any]
-) -> str | None:
+) -> list[OtherShape]:
     """The same of gpt-oss's experts one by one, whose table has them in one tensor."""
     expected = checkpoint_shape(place.module, config, place.suffix, place.block)
     if not place.module.packed or expected is None or len(expected) != 3:
-        return None
+        return []
     wanted = (expected[2], expected[1])
-    for name in (names[one] for one in place.found):
-        entry = subject.entries.get(name)
-        if entry is not None and entry.shape != wanted:
-            return (
-                f"{name} is {list(entry.shape)}, and by config.json it should be {list(wanted)}; "
-                "config and weights are of different models"
-            )
-    return None
+    there = (subject.entries.get(names[one]) for one in place.found)
+    return [OtherShape(e.name, e.shape, wanted) for e in there if e and e.shape != wanted]
 
 
 def _welcome(name: str) -> bool:

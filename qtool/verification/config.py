@@ -270,10 +270,11 @@ def _compare(path: Path, main: Mapping[str, Any]) -> Iterator[Finding]:
     for keys in _AGREE:
         one, other = first(main, *keys), first(beside, *keys)
         if one is not None and other is not None and _plain(one) != _plain(other):
+            key, there = (next(k for k in keys if t.get(k) is not None) for t in (main, beside))
             yield Finding(
                 "error", "side-config", path.name,
-                f"config.json says {keys[0]} {one!r}, and {path.name} {other!r}; engines read one "
-                "or the other: make them agree",
+                f"config.json says {key} {one!r}, and {path.name} {there} {other!r}; engines read "
+                "one or the other: make them agree",
             )  # fmt: skip
 
 

@@ -77,10 +77,14 @@ def _compared(folder: Path, name: str, said: Any, known: dict[Path, str]) -> Ite
     else:
         if path not in known:
             known[path] = found_digest(path)
-        if known[path] != digest:
+        found = known[path]
+        if not SHA256.fullmatch(found):
+            why = f"{shown} cannot be compared with what {FILE_NAME} records of it: {found}"
+            yield Finding("error", CHECK, shown, why)
+        elif found != digest:
             yield Finding(
                 "error" if path.suffix == _SUFFIX else "warning", CHECK, shown,
-                f"{shown} is not the file that was written: its SHA-256 is {known[path]}, "
+                f"{shown} is not the file that was written: its SHA-256 is {found}, "
                 f"{FILE_NAME} records {digest}; fetch or make it again, or, if it was changed on "
                 f"purpose, take it out of {FILES} in {FILE_NAME}",
             )  # fmt: skip

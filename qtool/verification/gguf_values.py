@@ -28,7 +28,7 @@ from qtool.verification.holes import torn, zero_stretches
 from qtool.verification.likeness import others
 from qtool.verification.scaling import UNEXPLAINED, WRONG
 from qtool.verification.sentences import count as counted
-from qtool.verification.sentences import some
+from qtool.verification.sentences import some, verb
 
 # The relative error that each type makes of normal numbers, without importance: measured with our
 # encoders over 64 rows of 4096.
@@ -312,7 +312,8 @@ def check_against(file: GgufSource, source: GgufSource) -> Iterator[Finding]:
     if lost:
         yield Finding(
             "error", "against", lost[0],
-            f"{counted(len(lost), 'tensor')} of the source are not in the file: {some(lost)}",
+            f"{counted(len(lost), 'tensor')} of the source "
+            f"{verb(len(lost), 'are', 'is')} not in the file: {some(lost)}",
         )  # fmt: skip
     extra = [n for n in there if n not in wanted and not n.startswith(("output.", "rope_f"))]
     if extra:

@@ -14,7 +14,7 @@ from qtool.checkpoints.padding import asked_in, may_be_padded
 from qtool.scheme import Scheme
 from qtool.verification.finding import Finding
 from qtool.verification.matrix import Measured
-from qtool.verification.sentences import AGAIN, some
+from qtool.verification.sentences import AGAIN, some, verb
 from qtool.verification.sentences import count as counted
 
 _SUBNORMAL = 0.01  # of the scales
@@ -207,16 +207,17 @@ def check_zeros(artifact: Artifact, matrices: Sequence[Measured]) -> Iterator[Fi
         yield Finding(
             "error", "zeros", odd[0].entry.name,
             f"the config says symmetric, and {counted(len(odd), 'matrix')} "
-            f"({some([m.entry.name for m in odd])}) have other zeros than "
-            f"{1 << (odd[0].scheme.bits - 1)} ({z.least} to {z.most}); engines that believe the "
-            "config ignore them: set sym to false, or quantize anew",
+            f"({some([m.entry.name for m in odd])}) {verb(len(odd), 'have', 'has')} other zeros "
+            f"than {1 << (odd[0].scheme.bits - 1)} ({z.least} to {z.most}); engines that believe "
+            f"the config ignore them: set {_asymmetric(artifact)}, or quantize anew",
         )  # fmt: skip
     if ignored:
         yield Finding(
             "error", "zeros", ignored[0].entry.name,
             f"the config says symmetric, and {counted(len(ignored), 'matrix')} "
-            f"({some([m.entry.name for m in ignored])}) have zero points stored that are not in "
-            "the middle; engines that believe the config ignore them: set symmetric to false",
+            f"({some([m.entry.name for m in ignored])}) {verb(len(ignored), 'have', 'has')} zero "
+            "points stored that are not in the middle; engines that believe the config ignore "
+            "them: set symmetric to false",
         )  # fmt: skip
     groups = sum(m.zeros.at_ends for m in far if m.zeros)
     if far:
@@ -231,7 +232,7 @@ def check_zeros(artifact: Artifact, matrices: Sequence[Measured]) -> Iterator[Fi
         yield Finding(
             "error" if groups >= _FEW_GROUPS else "warning", "zeros", far[0].entry.name,
             f"{counted(groups, 'group')} of {counted(len(far), 'matrix')} "
-            f"({some([m.entry.name for m in far])}) have {said}",
+            f"({some([m.entry.name for m in far])}) {verb(groups, 'have', 'has')} {said}",
         )  # fmt: skip
     others = [m for m in matrices if m.zeros and m.zeros.v1_others]
     if others:
@@ -252,6 +253,12 @@ def check_zeros(artifact: Artifact, matrices: Sequence[Measured]) -> Iterator[Fi
             f"{counted(wraps, 'zero')} of 0 stored as {(1 << first.scheme.bits) - 1}, as v1 must; "
             f"engines that add 1 without wrapping read {1 << first.scheme.bits}: write gptq_v2",
         )  # fmt: skip
+
+
+def _asymmetric(artifact: Artifact) -> str:
+    """What a config of this format has to say of zeros that are not in the middle."""
+    key, value = {"awq": ("zero_point", "true")}.get(artifact.found.quant_method, ("sym", "false"))
+    return f"{key} to {value}"
 
 
 def check_convention(artifact: Artifact, matrices: Sequence[Measured]) -> Iterator[Finding]:
@@ -325,15 +332,16 @@ def check_order(artifact: Artifact, matrices: Sequence[Measured]) -> Iterator[Fi
     if config.get("desc_act") is True and lost:
         yield Finding(
             "error", "g-idx", lost[0],
-            f"the config says desc_act, and {counted(len(lost), 'matrix')} have no g_idx: "
-            f"{some(lost)}; which column is of which group is lost: make the artifact again",
+            f"the config says desc_act, and {counted(len(lost), 'matrix')} "
+            f"{verb(len(lost), 'have', 'has')} no g_idx: {some(lost)}; which column is of which "
+            "group is lost: make the artifact again",
         )  # fmt: skip
     if config.get("desc_act") is False and reordered:
         yield Finding(
             "error", "g-idx", reordered[0],
             f"the config says desc_act false, and {counted(len(reordered), 'matrix')} "
-            f"({some(reordered)}) have groups out of order; engines that believe it do not look "
-            "at g_idx: set desc_act to true",
+            f"({some(reordered)}) {verb(len(reordered), 'have', 'has')} groups out of order; "
+            "engines that believe it do not look at g_idx: set desc_act to true",
         )  # fmt: skip
     if uneven:
         yield Finding(

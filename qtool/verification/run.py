@@ -13,7 +13,7 @@ from qtool.artifacts.entry import Entry
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.checkpoints.decoder_names import alone_as
 from qtool.checkpoints.fused_experts import apart_as
-from qtool.checkpoints.padding import asked_in, not_compared, padded_as
+from qtool.checkpoints.padding import asked_in, in_view, not_compared, padded_as
 from qtool.errors import QtoolError, SourceError
 from qtool.gguf.open import is_gguf
 from qtool.gguf.workers import in_order
@@ -33,6 +33,7 @@ from qtool.verification import (
     fused,
     heads,
     inputs,
+    misfit,
     numbers,
     online,
     recorded,
@@ -161,6 +162,7 @@ def _verdict(
     with ExitStack() as stack:
         source = opened = None
         apart = one_by_one(artifact)
+        subject = subject_of(path, apart, None)
         if against is not None:
             from qtool.quality.weights import open_weights
             from qtool.verification.rotated import as_rotated
@@ -168,8 +170,8 @@ def _verdict(
             opened = stack.enter_context(open_weights(against))
             if isinstance(opened, Checkpoint):
                 here = apart.checkpoint
-                opened = alone_as(opened, here.config, here.tensors)
-                opened = padded_as(apart_as(opened, here.tensors), here.config)
+                opened = apart_as(alone_as(opened, here.config, here.tensors), here.tensors)
+                opened = _as_wide(opened, subject)
             source, said = as_rotated(artifact, opened)
             findings += said
             multiple = asked_in((artifact.provenance or {}).get("recipe"))
@@ -178,9 +180,9 @@ def _verdict(
                 findings.append(Finding("note", "against", "", not_compared(multiple)))
         if apart is not artifact and source is not None:
             source = source_one_by_one(source)
-        subject = subject_of(path, apart, source)
-        checks.append("shapes")
-        findings += [Finding("error", "shapes", n, why) for n, why in subject.broken.items()]
+        subject = replace(subject, source=source)
+        checks.append(misfit.CHECK)
+        findings += misfit.check_shapes(subject, apart)
         for name, check in STRUCTURAL:
             if name != "against" or source is not None:
                 checks.append(name)
@@ -229,6 +231,15 @@ def _verdict(
     )
 
 
+def _as_wide(source: Checkpoint, subject: Subject) -> Checkpoint:
+    """The source padded as the artifact is; as it is where only a config says so."""
+    padded = padded_as(source, subject.config)
+    wide = in_view(padded)
+    if wide is None or any(wide.tensors[n].shape == subject.shape_of(n) for n in wide.pads):
+        return padded
+    return source
+
+
 def _said(name: str, findings: Iterator[Finding]) -> Iterator[Finding]:
     """The findings of a check; what it cannot make sense of is one more."""
     try:
@@ -254,7 +265,7 @@ def _measure_all(
         try:
             quant = subject.artifact.read(entry.name)
         except QtoolError as problem:
-            failed[number] = Finding("error", "shapes", entry.name, str(problem))
+            failed[number] = Finding("error", misfit.CHECK, entry.name, str(problem))
             return
         assert isinstance(quant, GroupQuant)
         with np.errstate(all="ignore"):  # what is not finite is told of by the check of scales

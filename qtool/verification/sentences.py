@@ -13,6 +13,11 @@ def some(names: Sequence[str], of: int | None = None) -> str:
     return ", ".join(names[:_SHOWN]) + (f" and {more:,} more" if more > 0 else "")
 
 
+def verb(number: int, many: str, one: str) -> str:
+    """The form that goes with so many: `verb(len(names), "have", "has")`."""
+    return one if number == 1 else many
+
+
 def count(number: int, what: str) -> str:
     """`1 tensor`, `2 tensors`; matrix has its own plural."""
     if number == 1:

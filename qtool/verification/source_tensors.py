@@ -95,15 +95,22 @@ def check_against(subject: Subject) -> Iterator[Finding]:
             "warning", "against", extra[0],
             f"{counted(len(extra), 'tensor')} not in the source: {some(extra)}",
         )  # fmt: skip
-    for name, entry in subject.entries.items():
-        if isinstance(entry.scheme, str):
-            continue  # not read: how it is shaped is not known
-        if name in source and tuple(source[name].shape) != entry.shape:
-            yield Finding(
-                "error", "against", name,
-                f"{name} is {list(entry.shape)}, in the source {list(source[name].shape)}; "
-                "they are different models",
-            )  # fmt: skip
+    others = [
+        entry.name
+        for entry in subject.entries.values()
+        if entry.name in source
+        and not isinstance(entry.scheme, str)  # not read: how it is shaped is not known
+        and tuple(source[entry.name].shape) != entry.shape
+    ]
+    if others:
+        first = others[0]
+        yield Finding(
+            "error", "against", first,
+            f"{counted(len(others), 'tensor')} of other shapes than the source's: {first} is "
+            f"{list(subject.entries[first].shape)}, there {list(source[first].shape)}"
+            + (f"; also {some(others[1:])}" if len(others) > 1 else "")
+            + "; they are different models",
+        )  # fmt: skip
 
 
 def _stacks(source: Mapping[str, TensorInfo]) -> tuple[str, ...]:

@@ -37,6 +37,11 @@ class Subject:
         """Every tensor of the model that is there, in whatever state."""
         return frozenset([*self.entries, *(f"{module}.weight" for module in self.broken)])
 
+    def shape_of(self, name: str) -> tuple[int, ...] | None:
+        """The shape of a tensor, by its unquantized name; None where it is not there."""
+        entry = self.entries.get(name)
+        return None if entry is None else entry.shape
+
     @cached_property
     def infos(self) -> Mapping[str, TensorInfo]:
         """The entries as an unquantized checkpoint would have them."""

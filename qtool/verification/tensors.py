@@ -22,7 +22,7 @@ from qtool.verification.by_table import (
     said_lost,
 )
 from qtool.verification.finding import Finding
-from qtool.verification.sentences import AGAIN, some
+from qtool.verification.sentences import AGAIN, some, verb
 from qtool.verification.sentences import count as counted
 from qtool.verification.subject import Subject
 from qtool.verification.tensor_names import PREDICTION, packed_part
@@ -272,7 +272,8 @@ def check_packed(subject: Subject) -> Iterator[Finding]:
         )
         yield Finding(
             "error", CHECK, names[0],
-            f"{counted(len(names), 'tensor')} ({some(names)}) belong to "
+            f"{counted(len(names), 'tensor')} ({some(names)}) "
+            f"{verb(len(names), 'belong', 'belongs')} to "
             f"{counted(len(alone), 'quantized matrix')}, {why}; {AGAIN}",
         )  # fmt: skip
 

@@ -1,0 +1,130 @@
+"""Matrices whose stored shapes do not fit what the config says, told once for what is wrong once.
+
+A single wrong number in quantization_config leaves every matrix of a model without a meaning. Where
+another value of one setting makes sense of all of them, it is the setting that is told.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from qtool.artifacts.artifact import Artifact
+from qtool.errors import QtoolError
+from qtool.scheme import Scheme
+from qtool.verification.by_table import other_shapes, row_of
+from qtool.verification.finding import Finding
+from qtool.verification.sentences import AGAIN, some
+from qtool.verification.sentences import count as counted
+from qtool.verification.subject import Subject, module_of, subject_of
+
+CHECK = "shapes"
+_TABLE = "quantization_config"
+_BITS = (2, 3, 4, 5, 6, 8)
+_SIZES = (16, 32, 64, 128, 256, 512, 1024, -1)
+# What settings of any format may say instead, under the names that formats have for them.
+_OTHERS: Mapping[str, Sequence[object]] = {
+    "bits": _BITS,
+    "w_bit": _BITS,
+    "num_bits": _BITS,
+    "group_size": _SIZES,
+    "q_group_size": _SIZES,
+    "version": ("gemm", "gemv", "gemv_fast", "llm-awq"),
+    "quant_method": ("awq", "gptq"),
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A setting of quantization_config with which all shapes would make sense."""
+
+    path: tuple[str, ...]  # of keys
+    said: object
+    fits: object
+
+
+def check_shapes(subject: Subject, artifact: Artifact) -> Iterator[Finding]:
+    """shapes: every quantized matrix has the shapes that the config gives it.
+
+    artifact: with the broken modules, which `subject` lacks.
+    """
+    if not subject.broken:
+        return
+    names = [*subject.broken]
+    if (found := other_setting(artifact, names)) is not None:
+        whole = ".".join((_TABLE, *found.path))
+        yield Finding(
+            "error", CHECK, names[0],
+            f"config.json says {whole} {found.said!r}, and the shapes of "
+            f"{counted(len(names), 'matrix')} ({some(names)}) are those of {found.fits!r}, with "
+            "which every matrix fits: put that back",
+        )  # fmt: skip
+        return
+    alike: dict[str, list[str]] = defaultdict(list)
+    for module, why in subject.broken.items():
+        alike[why.replace(module, "")].append(module)
+    for modules in alike.values():
+        why = subject.broken[modules[0]]
+        if len(modules) == 1:
+            yield Finding("error", CHECK, modules[0], why)
+            continue
+        yield Finding(
+            "error", CHECK, modules[0],
+            f"{counted(len(modules), 'matrix')} ({some(modules)}) do not fit the config; "
+            f"{why}: correct the config, or {AGAIN}",
+        )  # fmt: skip
+
+
+def other_setting(artifact: Artifact, broken: Sequence[str]) -> Setting | None:
+    """The one setting that explains the shapes of every matrix with another value; None where there
+    is none, or several are."""
+    table = artifact.checkpoint.config.get(_TABLE)
+    if not isinstance(table, Mapping):
+        return None
+    found = [
+        Setting(path, said, value)
+        for path, said in _settings(table)
+        for value in _OTHERS[path[-1]]
+        if value != said
+        and _fits(artifact, _with(table, path, value), broken[:1], alone=True)
+        and _fits(artifact, _with(table, path, value), broken)
+    ]
+    return found[0] if len(found) == 1 else None
+
+
+def _settings(table: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], object]]:
+    """Those that may be wrong, with their keys from the outside in."""
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from (((key, *path), said) for path, said in _settings(value))
+        elif key in _OTHERS and table.get("type") != "float":
+            yield (key,), value
+
+
+def _with(table: Mapping[str, Any], path: Sequence[str], value: object) -> dict[str, Any]:
+    """The table with one setting changed."""
+    key, *rest = path
+    return {**table, key: _with(table[key], rest, value) if rest else value}
+
+
+def _fits(
+    artifact: Artifact, table: Mapping[str, Any], modules: Sequence[str], alone: bool = False
+) -> bool:
+    """Whether modules are matrices of codes by another table, and all others still are, of the
+    shapes that the architecture has. alone: nothing is asked of others."""
+    checkpoint = artifact.checkpoint
+    tensors = checkpoint.tensors
+    if alone:
+        tensors = {name: info for name, info in tensors.items() if module_of(name) in modules}
+    config = {**checkpoint.config, _TABLE: table}
+    try:
+        changed = Artifact.of(replace(checkpoint, config=config, tensors=tensors))
+    except QtoolError:
+        return False
+    found = subject_of(Path(), changed, None)
+    entries = (found.entries.get(f"{module}.weight") for module in modules)
+    if found.broken or not all(one and isinstance(one.scheme, Scheme) for one in entries):
+        return False
+    row = row_of(config)
+    return row is None or not any(other_shapes(found, *row))
