@@ -1,6 +1,7 @@
 """Names in qtool.json, the record of how an artifact was made, for who writes and who reads it, and
 in statistics of a model; and what people are told of both."""
 
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -25,7 +26,9 @@ def record_in(folder: Path) -> tuple[Mapping[str, Any] | None, str]:
     """The qtool.json of a folder, None without one; and why it cannot be read, where that is so."""
     file = folder / FILE_NAME
     try:
-        return (st.read_json(file) if file.is_file() else None), ""
+        if file.is_file():
+            return st.read_json(file), ""
+        return None, "it is no file" if os.path.lexists(file) else ""
     except QtoolError as error:
         return None, str(error).replace(str(file), FILE_NAME)
 

@@ -65,7 +65,7 @@ def said(path: Path, source: Path) -> list[Finding]:
 def test_a_decoder_is_compared(kind: str, decoder: Path, tmp_path: Path) -> None:
     source = seeing(decoder, tmp_path / "sees", kind)
     if kind == "no name":
-        classed(decoder, "Qwen2")
+        classed(decoder, "Qwen2", model_type="qwen2")
     out = tmp_path / "out"
     quantize(decoder, "w4g64-rtn", out)
     verdict = verify_artifact(out, against=source)

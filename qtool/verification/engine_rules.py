@@ -23,6 +23,7 @@ from qtool.engine_commands import order
 from qtool.errors import UsageError
 from qtool.gguf.source import GgufSource
 from qtool.gguf_types import BlockType
+from qtool.verification import classes
 from qtool.verification.engine_dense import dense_findings
 from qtool.verification.engine_head import head_findings
 from qtool.verification.engine_kernels import kernel_findings
@@ -78,6 +79,8 @@ def engine_findings(artifact: Artifact | GgufSource, engine: str, tp: int) -> li
     if engine == "transformers":
         modules = class_modules(artifact.checkpoint, view)
     found = view_findings(view, engine, tp, modules)
+    if engine == "transformers":
+        found += classes.refused_by_transformers(artifact.checkpoint.config)
     return [finding for finding in found if finding.check != "engine-fused"]
 
 

@@ -313,7 +313,7 @@ def _rotated(subject: Subject) -> str:
 
 def _other_model(subject: Subject, most: bool) -> str:
     """Whether the provenance names another source. most: of the matrices are far from it."""
-    match _made_of_it(subject):
+    match made_of_it(subject):
         case None if most:
             return "; was it made of another model?"
         case None:
@@ -324,7 +324,7 @@ def _other_model(subject: Subject, most: bool) -> str:
             return "; by qtool.json the artifact was made of another model than this one"
 
 
-def _made_of_it(subject: Subject) -> bool | None:
+def made_of_it(subject: Subject) -> bool | None:
     """Whether the source has the digest that the provenance names; None where it names none."""
     record = (subject.artifact.provenance or {}).get("source")
     said = record.get("digest") if isinstance(record, Mapping) else None
@@ -335,7 +335,7 @@ def _made_of_it(subject: Subject) -> bool | None:
 
 def check_made_of(subject: Subject) -> Iterator[Finding]:
     """made-of: the files that the artifact was made of, by its own record."""
-    if _made_of_it(subject) is False:
+    if made_of_it(subject) is False:
         yield Finding(
             "note", MADE_OF, "",
             "by qtool.json the artifact was made of other files than those given: a copy that was "

@@ -13,6 +13,9 @@ from qtool.verification.finding import Finding
 
 CHECK = "files"
 _SINGLE = "model.safetensors"
+_INDEX = ".index.json"
+_MISTRAL = "consolidated"  # how Mistral's own files begin
+_OWN_NAME = "transformers_weights"  # in config.json, a file of another name
 
 
 def check_files(path: Path) -> Iterator[Finding]:
@@ -27,14 +30,30 @@ def check_files(path: Path) -> Iterator[Finding]:
             yield from _read(file)[1]
         if path / _SINGLE in files:
             for stray in files:
-                if stray.name != _SINGLE and not stray.name.startswith("consolidated"):
+                if stray.name != _SINGLE and not stray.name.startswith(_MISTRAL):
                     yield Finding(
                         "warning", CHECK, stray.name,
                         f"{stray.name} lies beside {_SINGLE}, and no index names it; engines that "
                         "load every file would load it too: remove it, or write an index",
                     )  # fmt: skip
+        elif len(files) == 1 and not indexes:
+            yield from _unnamed(path, files[0].name)
         return
     yield from _check_index(path, indexes[0])
+
+
+def _unnamed(folder: Path, name: str) -> Iterator[Finding]:
+    """A file of weights that has no name of transformers' and is not named by config.json."""
+    try:
+        said = st.read_json(folder / "config.json").get(_OWN_NAME)
+    except QtoolError:
+        said = None  # which is told where the config is read
+    if said is None and not name.startswith(_MISTRAL):
+        yield Finding(
+            "warning", CHECK, name,
+            f"{name} is not called {_SINGLE}, so that transformers does not find the weights, and "
+            "vLLM does: rename it",
+        )  # fmt: skip
 
 
 def _read(file: Path) -> tuple[dict[str, TensorInfo], list[Finding]]:
@@ -94,7 +113,13 @@ def _check_index(folder: Path, index: Path) -> Iterator[Finding]:
                 f"which has them too (the first: {twice[0]}); remove one copy",
             )  # fmt: skip
     for stray in sorted(folder.glob("*.safetensors")):
-        if stray.name not in named:
+        if stray.name == _SINGLE and _SINGLE not in named and index.name == _SINGLE + _INDEX:
+            yield Finding(
+                "warning", CHECK, _SINGLE,
+                f"{_SINGLE} lies beside {index.name}, which does not name it: transformers reads "
+                "the one, and vLLM the files that are named; remove what is not the model",
+            )  # fmt: skip
+        elif stray.name not in named:
             yield Finding(
                 "warning", CHECK, stray.name,
                 f"{stray.name} lies in the folder, but {index.name} does not name it; engines "

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from qtool.checkpoints.padding import asked_in, not_compared, padded, padded_as
 from qtool.errors import QtoolError
+from qtool.gguf.inspect import gguf_models
 from qtool.gguf.open import is_gguf, open_source
 from qtool.gguf.plan import CHECKSUM_KEY, RECIPE_KEY, SCALES_KEY
 from qtool.gguf.source import GgufSource
@@ -41,6 +42,7 @@ def verify_gguf(
             findings.append(Finding("error", "readable", "", str(problem)))
             findings.append(Finding("note", "readable", "", "nothing else was checked"))
             return Verdict(str(path), "gguf", engine, tp, tuple(findings), (), tuple(checks), 0.0)
+        findings += gguf_header.check_ends(gguf_models(path)[0])
         source = None
         if against is not None:
             source, said = _source(path, file, against)

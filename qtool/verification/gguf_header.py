@@ -2,8 +2,9 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 
-from qtool.formats.gguf_file import INTEGERS
+from qtool.formats.gguf_file import INTEGERS, GgufFile
 from qtool.formats.gguf_values import Kind, Value
 from qtool.gguf.architectures.shapes import has_mlp
 from qtool.gguf.source import GgufSource
@@ -14,6 +15,7 @@ from qtool.verification.gguf_tensors import check_tensors, integer, row_of
 _NEEDED = ("block_count", "embedding_length")
 _NEEDED_OF_KNOWN = (*_NEEDED, "context_length", "feed_forward_length", "attention.head_count")
 _EPSILONS = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")
+_PAGE = 4096
 _TOKENS = "tokenizer.ggml.tokens"
 _OTHERS = {
     "mmproj": "an encoder of images or sounds with its projector (mmproj)",
@@ -148,6 +150,21 @@ def check_tokenizer(source: GgufSource) -> Iterator[Finding]:
             "error" if ends else "warning", "tokenizer", key,
             f"{key} is {value.value}, and there are {tokens} tokens; {outcome}: correct it",
         )  # fmt: skip
+
+
+def check_ends(path: Path) -> Iterator[Finding]:
+    """keys: no file of a model goes on behind its last tensor. path: of the first."""
+    with GgufFile.open(path) as file:
+        for part in file.files:
+            ends = [one.start + one.nbytes for one in file.tensors.values() if one.file == part]
+            more = part.stat().st_size - max(ends, default=0)
+            if ends and more >= max(file.alignment, _PAGE):  # fewer are padding
+                yield Finding(
+                    "warning", "keys", part.name,
+                    f"{part.name} goes on for {more:,} bytes behind its last tensor, which nothing "
+                    "reads: something was joined to it, or it was written over a larger file; "
+                    "fetch or make it again",
+                )  # fmt: skip
 
 
 def _length(metadata: Mapping[str, Value], key: str) -> int | None:

@@ -25,6 +25,7 @@ from qtool.streaming.weights import rows_of
 from qtool.verification import (
     attention,
     biases,
+    classes,
     config,
     dense,
     digests,
@@ -64,6 +65,7 @@ _MOST_WEIGHTS = 1 << 29  # of matrices in memory at once, a byte or two each
 # Checks of headers and configs, by id; they read no tensor larger than a few numbers, but for
 # `head`, which compares two.
 STRUCTURAL: tuple[tuple[str, Check], ...] = (
+    (classes.CHECK, classes.check_class),
     ("tensors", tensors.check_tensors),
     ("dtypes", tensors.check_dtypes),
     ("against", source_tensors.check_against),
@@ -212,7 +214,8 @@ def _verdict(
             findings += folds.check_folds(subject, everything, norms)
             findings += _said(error.MADE_OF, error.check_made_of(subject))
         layers = error.layer_errors(subject, compared)
-    if against is not None and any(one.severity == "error" for one in findings):
+    wrong = any(one.severity == "error" for one in findings)
+    if against is not None and (wrong or error.made_of_it(subject) is not True):
         findings += source_tensors.check_quantized(against)
     if engine is not None:
         from qtool.verification.engine_rules import engine_findings

@@ -46,6 +46,16 @@ def weights(**changes: Any) -> Callable[[Path], None]:
     return damage
 
 
+def status(value: str) -> Callable[[Path], None]:
+    """What compressed-tensors' config says of the state of its weights."""
+
+    def damage(folder: Path) -> None:
+        with quantization(folder) as found:
+            found["quantization_status"] = value
+
+    return damage
+
+
 def ignore(*names: str) -> Callable[[Path], None]:
     """What the config leaves unquantized."""
 
@@ -156,4 +166,6 @@ CASES = [
            "parts stored differently"),
     Broken("order-given-up", "vllm#7374", "ct", weights(actorder="group"), "engine-scheme", "_proj",
            "actorder group", engine="vllm"),
+    Broken("never-said-to-be-packed", "saved by hand", "ct", status("frozen"), "engine-format", "",
+           "quantization_status 'frozen'", engine="transformers"),
 ]  # fmt: skip

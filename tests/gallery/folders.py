@@ -63,6 +63,11 @@ def stray(folder: Path) -> None:
     (folder / "consolidated.safetensors").write_bytes(path.read_bytes())
 
 
+def whole_beside(folder: Path) -> None:
+    """A file of the whole model beside its shards."""
+    (folder / "model.safetensors").write_bytes(_files(folder)[0].read_bytes())
+
+
 def second_head(folder: Path) -> None:
     """A head beside the embedding that it is tied to."""
     with edited(folder) as tensors:
@@ -137,6 +142,8 @@ CASES = [
            "another file", severity="warning"),
     Broken("index-forgets-a-tensor", "merged by hand", "awq", unindexed, "files",
            "model.norm.weight", "does not name"),
+    Broken("whole-file-beside-shards", "two uploads", "awq", whole_beside, "files",
+           "model.safetensors", "transformers reads the one", severity="warning"),
     Broken("index-names-another-shard", "merged by hand", "awq", misplaced, "files",
            "model.norm.weight", "says that model.norm.weight is in"),
     Broken("stray-weights", "merged by hand", "awq", stray, "files", "consolidated.safetensors",

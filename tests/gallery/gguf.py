@@ -97,6 +97,11 @@ def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-100_000])
 
 
+def joined(path: Path) -> None:
+    """Something lies behind the last tensor."""
+    path.write_bytes(path.read_bytes() + bytes(5000))
+
+
 def swapped(path: Path) -> None:
     """Two tensors under each other's names."""
     with edited(path) as (_, tensors):
@@ -140,6 +145,7 @@ CASES = [
         r"is \[128, 256\], and by the metadata it should be \[256, 256\]"),
     _of("architecture-unknown", "engine-architecture", key("general.architecture", string("lama")),
         "lama", "has no code", engine="llama.cpp"),
+    _of("goes-on", "keys", joined, "", "goes on for 5,000 bytes behind", severity="warning"),
     _of("tokens-lost", "tokenizer", tokens(_half), "tokens", "1000"),
     _of("tokens-too-many", "tokenizer", tokens(_more), "tokens", "2056"),
     _of("end-beyond-vocabulary", "tokenizer", key("tokenizer.ggml.eos_token_id", u32(32000)),

@@ -186,6 +186,7 @@ def _mtp() -> Model:
     }  # fmt: skip
     return config | {
         "architectures": ["MtpLikeForCausalLM"], "model_type": "mtp_like",
+        "auto_map": {"AutoConfig": "configuration_mtp_like.MtpLikeConfig"},
         "num_nextn_predict_layers": 1,
     }, shapes  # fmt: skip
 

@@ -1,0 +1,144 @@
+"""Whether config.json tells which model the weights are of: its class and model type, and counts.
+
+vLLM and SGLang go by `architectures`, transformers by `model_type`. Where the two are of one name
+and qtool's own table knows the class, nobody else is asked; else transformers is, which takes a
+second or two to import.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from qtool.checkpoints.structure import text_config
+from qtool.gguf.architectures import TABLE
+from qtool.verification.finding import Finding
+from qtool.verification.sentences import some
+from qtool.verification.subject import Subject
+
+CHECK = "class"
+_SHOWN = 60  # characters of a value
+# What comes behind the model's name in a class's.
+_TASK = re.compile(r"(For[A-Z]|LMHead|Model$|Model(?=[A-Z])).*")
+# Of one computation, and called by either's name.
+_ALIKE = ({"llama", "mistral", "internlm3"},)
+_LEAST = {
+    "num_hidden_layers": 1, "hidden_size": 1, "vocab_size": 1,
+    "num_attention_heads": 0, "num_key_value_heads": 0,  # of models that do not attend
+}  # fmt: skip
+
+
+def check_class(subject: Subject) -> Iterator[Finding]:
+    """class: architectures and model_type name one model, which is known, and counts are counts."""
+    config = subject.config
+    yield from _counts(text_config(config))
+    named, kind = config.get("architectures"), config.get("model_type")
+    if named is not None and not _is_names(named):
+        yield Finding(
+            "error", CHECK, "architectures",
+            f"config.json says architectures {_shown(named)}; expected a list with the name of a "
+            "class: put back the model's own",
+        )  # fmt: skip
+        return
+    first = named[0] if named else None
+    if not isinstance(kind, str) or not kind:
+        if first is not None and kind is not None:
+            why = f"config.json says model_type {_shown(kind)}; expected a name"
+            yield Finding("error", CHECK, "model_type", f"{why}: put back the model's own")
+        elif first is not None:  # where it has neither, the check of tensors says so
+            yield Finding(
+                "warning", CHECK, "model_type",
+                "config.json has no model_type, by which transformers, vLLM and SGLang choose how "
+                "to read it: put back the model's own",
+            )  # fmt: skip
+        return
+    if "auto_map" in config or (first in TABLE and _family(first) == _plain(kind)):
+        return
+    classes = classes_of(kind)
+    if classes is None:
+        yield Finding(
+            "warning", CHECK, "model_type",
+            f"config.json says model_type {_shown(kind)}, which {_transformers()} does not know, "
+            "and no auto_map says where its code lies: put back the model's own, or use a version "
+            "that knows it",
+        )  # fmt: skip
+    elif first is not None and classes and not _named_so(first, kind, classes):
+        yield Finding(
+            "warning", CHECK, "architectures",
+            f"config.json says architectures {first}, and model_type {kind}, of which transformers "
+            f"has {some(_first_of(classes))}: vLLM and SGLang go by the one, transformers by the "
+            "other; put back the model's own",
+        )  # fmt: skip
+
+
+def refused_by_transformers(config: Mapping[str, Any]) -> Iterator[Finding]:
+    """engine-class: what that engine says of a model type that it does not know."""
+    kind = config.get("model_type")
+    if isinstance(kind, str) and "auto_map" not in config and classes_of(kind) is None:
+        yield Finding(
+            "error", "engine-class", "model_type",
+            f"{_transformers()} will refuse model_type {_shown(kind)}: use a version that knows it",
+        )  # fmt: skip
+
+
+def _transformers() -> str:
+    import transformers
+
+    return f"transformers {transformers.__version__}"
+
+
+def classes_of(kind: str) -> frozenset[str] | None:
+    """transformers' classes for a model type; None where it knows no such type."""
+    from transformers.models.auto import modeling_auto
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    if kind not in CONFIG_MAPPING_NAMES:
+        return None
+    found: set[str] = set()
+    for name, table in vars(modeling_auto).items():
+        if name.startswith("MODEL_") and name.endswith("_MAPPING_NAMES"):
+            value = table.get(kind, ())
+            found |= {value} if isinstance(value, str) else {*value}
+    return frozenset(found)
+
+
+def _named_so(name: str, kind: str, classes: frozenset[str]) -> bool:
+    """Whether a class is one of the type's, or another of the same model's."""
+    families = {_family(one) for one in classes} | {_plain(kind)}
+    return _family(name) in families or any(families & set_ and _family(name) in set_
+                                            for set_ in _ALIKE)  # fmt: skip
+
+
+def _family(name: str) -> str:
+    """The model that a class is of: `llama` of LlamaForCausalLM."""
+    return _plain(_TASK.sub("", name))
+
+
+def _plain(name: str) -> str:
+    return re.sub("[^a-z0-9]", "", name.lower())
+
+
+def _shown(value: object) -> str:
+    return repr(value)[:_SHOWN]
+
+
+def _first_of(classes: frozenset[str]) -> list[str]:
+    """The same, those that write text first."""
+    return sorted(classes, key=lambda name: ("ForCausalLM" not in name, name))
+
+
+def _is_names(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(one, str) and one for one in value)
+
+
+def _counts(config: Mapping[str, Any]) -> Iterator[Finding]:
+    """Whole numbers; some models have a list of them, one a block."""
+    for key, least in _LEAST.items():
+        value = config.get(key)
+        if value is None or isinstance(value, list):
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            yield Finding(
+                "error", CHECK, key,
+                f"config.json says {key} {_shown(value)}; expected a whole number from {least}: "
+                "put back the model's own",
+            )  # fmt: skip

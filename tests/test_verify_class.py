@@ -1,0 +1,196 @@
+"""What config.json says of which model it is, and of how weights are stored, is compared with what
+is there; one wrong setting is one finding."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gallery import raw
+from quantizing import quantize
+from verifying import forget_digests
+
+from qtool import tiny
+from qtool.verification.classes import classes_of, refused_by_transformers
+from qtool.verification.finding import Finding
+from qtool.verification.run import verify_artifact
+
+TINY = Path(tiny.__file__).parent
+UP = "model.layers.{}.mlp.up_proj"
+
+
+def said(folder: Path, check: str, **more: Any) -> list[Finding]:
+    return [one for one in verify_artifact(folder, **more).findings if one.check == check]
+
+
+def dense(folder: Path, **changes: Any) -> Path:
+    """The shipped model with other settings; None leaves one out."""
+    folder.mkdir()
+    for name in ("model.safetensors", "tokenizer.json"):
+        shutil.copy(TINY / name, folder / name)
+    config = json.loads((TINY / "config.json").read_text()) | changes
+    config = {key: value for key, value in config.items() if value is not None}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("class") / "awq"
+    quantize(TINY, "w4g128-rtn", out, "format=awq")
+    forget_digests(out)
+    return out
+
+
+@pytest.fixture
+def awq(healthy: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(healthy, tmp_path / "awq"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "severity", "phrase"),
+    [
+        ({"architectures": ["FooForCausalLM"]}, "warning", "architectures FooForCausalLM, and"),
+        ({"architectures": ["Qwen2ForCausalLM"]}, "warning", "has LlamaForCausalLM, "),
+        ({"model_type": "qwen2"}, "warning", "and model_type qwen2, of which .* Qwen2ForCausalLM"),
+        ({"model_type": "foo"}, "warning", "model_type 'foo', which transformers .* not know"),
+        ({"model_type": None}, "warning", "no model_type"),
+        ({"model_type": 3}, "error", "model_type 3; expected a name"),
+        ({"architectures": "LlamaForCausalLM"}, "error", "expected a list"),
+        ({"architectures": [None]}, "error", "expected a list"),
+        ({"num_hidden_layers": -1}, "error", "num_hidden_layers -1; .* from 1"),
+        ({"num_hidden_layers": 0}, "error", "num_hidden_layers 0"),
+        ({"num_hidden_layers": "4"}, "error", "num_hidden_layers '4'"),
+        ({"vocab_size": 2048.5}, "error", "vocab_size 2048.5"),
+        ({"num_attention_heads": True}, "error", "num_attention_heads True; .* from 0"),
+    ],
+)
+def test_what_is_no_model(
+    changes: dict[str, Any], severity: str, phrase: str, tmp_path: Path
+) -> None:
+    (one,) = said(dense(tmp_path / "x", **changes), "class")
+    assert one.severity == severity
+    assert re.search(phrase, one.message), one.message
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"architectures": ["MistralForCausalLM"]},  # of one computation
+        {"architectures": ["LLaMAForCausalLM"]},  # as it was called at first
+        {"architectures": ["LlamaForCausalLMEagle3"]},  # a draft of the same model
+        {"architectures": ["LlamaForSequenceClassification"]},
+        {"architectures": None},
+        {"model_type": "foo", "auto_map": {"AutoConfig": "own.Config"}},  # code beside it
+        {"num_key_value_heads": None},
+    ],
+)
+def test_other_names_of_one_model(changes: dict[str, Any], tmp_path: Path) -> None:
+    assert said(dense(tmp_path / "x", **changes), "class") == []
+
+
+def test_transformers_refuses_what_it_does_not_know() -> None:
+    (one,) = refused_by_transformers({"model_type": "foo"})
+    assert one.severity == "error" and "will refuse model_type 'foo'" in one.message
+    assert not [*refused_by_transformers({"model_type": "llama"})]
+    assert not [*refused_by_transformers({"model_type": "foo", "auto_map": {}})]
+    assert classes_of("foo") is None and "LlamaForCausalLM" in (classes_of("llama") or ())
+
+
+def test_damage_that_is_alike_is_told_once(awq: Path) -> None:
+    """No setting explains it: some matrices are of other groups, and all others are not."""
+    with raw.edited(awq) as tensors:
+        for block in (0, 2, 3):
+            name = f"{UP.format(block)}.qzeros"
+            tensors[name] = tensors[name].changed(tensors[name].array[:1])
+        name = f"{UP.format(1)}.scales"
+        tensors[name] = tensors[name].changed(tensors[name].array[:1])
+    many, one = said(awq, "shapes")
+    assert many.name == UP.format(0)
+    assert "3 matrices (" in many.message and UP.format(3) in many.message
+    assert "qzeros: the shape is [1, 96]; expected [2, 96]" in many.message
+    assert one.name == UP.format(1) and one.message.startswith(f"{UP.format(1)}.scales")
+
+
+def test_a_wrong_width_is_told_once(awq: Path) -> None:
+    """And is no reason to take the source for a padded one."""
+    path = awq / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"intermediate_size": 1536}))
+    (one,) = said(awq, "tensors", against=TINY)
+    assert (
+        "12 tensors of other shapes: model.layers.0.mlp.gate_proj.weight is [768, 256], and by"
+        in (one.message)
+    )
+    assert said(awq, "against", against=TINY) == []
+    assert said(awq, "folds", against=TINY) == []
+
+
+def test_a_wrong_source_is_told_once(awq: Path, tmp_path: Path) -> None:
+    source = dense(tmp_path / "wide")
+    with raw.edited(source) as tensors:
+        for block in range(4):
+            name = f"{UP.format(block)}.weight"
+            tensors[name] = tensors[name].changed(tensors[name].array[:512])
+    (one,) = [o for o in said(awq, "against", against=source) if o.severity == "error"]
+    assert "4 tensors of other shapes than the source's: " in one.message
+    assert "is [768, 256], there [512, 256]; also" in one.message
+
+
+def test_the_key_of_the_format_is_named(awq: Path) -> None:
+    path = awq / "config.json"
+    config = json.loads(path.read_text())
+    config["quantization_config"]["zero_point"] = False
+    path.write_text(json.dumps(config))
+    (one,) = said(awq, "zeros")
+    assert "set zero_point to true" in one.message
+    (beside,) = said(awq, "side-config")
+    assert "config.json says zero_point False, and quant_config.json zero_point True" in (
+        beside.message
+    )
+
+
+def test_a_record_that_is_no_file(awq: Path) -> None:
+    (awq / "qtool.json").unlink()
+    (awq / "qtool.json").mkdir()
+    (one,) = said(awq, "provenance")
+    assert one.severity == "error" and "cannot be read (it is no file)" in one.message
+
+
+def test_a_file_that_cannot_be_read_has_no_digest(
+    awq: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = json.loads((awq / "qtool.json").read_text())
+    record["files"] = {"config.json": "sha256:" + "0" * 64}
+    (awq / "qtool.json").write_text(json.dumps(record))
+    monkeypatch.setattr("qtool.verification.stated.hash_file", _denied)
+    (one,) = [o for o in said(awq, "digests") if o.name == "config.json"]
+    assert one.severity == "error"
+    assert one.message == (
+        "config.json cannot be compared with what qtool.json records of it: Permission denied"
+    )
+
+
+def _denied(path: Path) -> str:
+    raise OSError("Permission denied")
+
+
+def test_what_is_quantized_itself_is_no_source(awq: Path, healthy: Path) -> None:
+    record = json.loads((awq / "qtool.json").read_text())
+    del record["source"]["digest"]
+    (awq / "qtool.json").write_text(json.dumps(record))
+    (one,) = said(awq, "against", against=healthy)
+    assert one.severity == "note" and "is itself quantized (awq)" in one.message
+    assert said(awq, "against", against=TINY) == []
+
+
+def test_a_file_of_another_name(awq: Path) -> None:
+    (awq / "model.safetensors").rename(awq / "weights.safetensors")
+    (one,) = said(awq, "files")
+    assert one.severity == "warning" and "weights.safetensors is not called model" in one.message
+    path = awq / "config.json"
+    config = json.loads(path.read_text()) | {"transformers_weights": "weights.safetensors"}
+    path.write_text(json.dumps(config))
+    assert said(awq, "files") == []
