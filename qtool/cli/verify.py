@@ -26,6 +26,12 @@ def verify(
         ),
     ] = None,
     tp: Annotated[int, typer.Option(min=1, help="GPUs that the engine splits it over")] = 1,
+    strict: Annotated[
+        bool,
+        typer.Option(
+            "--strict", help="exit status 1 on warnings, too, and where no digest was compared"
+        ),
+    ] = False,
     threads: Threads = None,
     json_: Json = False,
 ) -> None:
@@ -40,7 +46,9 @@ def verify(
     else:
         for line in lines(verdict):
             typer.echo(line)
-    if not verdict.ok:
+        if strict and verdict.ok and verdict.doubts:
+            typer.echo(f"--strict: fails for {' and '.join(verdict.doubts)}")
+    if not verdict.ok or (strict and verdict.doubts):
         raise typer.Exit(1)
 
 

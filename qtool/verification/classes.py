@@ -88,10 +88,10 @@ def _transformers() -> str:
 
 def classes_of(kind: str) -> frozenset[str] | None:
     """transformers' classes for a model type; None where it knows no such type."""
+    from transformers import CONFIG_MAPPING
     from transformers.models.auto import modeling_auto
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
-    if kind not in CONFIG_MAPPING_NAMES:
+    if kind not in CONFIG_MAPPING:
         return None
     found: set[str] = set()
     for name, table in vars(modeling_auto).items():

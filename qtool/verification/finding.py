@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from qtool.errors import FormatError
+from qtool.verification.sentences import count
 
+_BY_DIGEST = {"digests", "statement"}  # checks that compare bytes
 Severity = Literal["error", "warning", "note"]
 
 
@@ -56,6 +58,15 @@ class Verdict:
     def ok(self) -> bool:
         """Whether nothing found is an error."""
         return not any(finding.severity == "error" for finding in self.findings)
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """What keeps it from being surely what somebody made, beside errors: for `--strict`."""
+        warnings = sum(finding.severity == "warning" for finding in self.findings)
+        doubts = [count(warnings, "warning")] if warnings else []
+        if _BY_DIGEST.isdisjoint(self.checks):
+            doubts.append("bytes that no digest vouches for")
+        return tuple(doubts)
 
     def json(self) -> dict[str, Any]:
         """For machines: qtool/schemas/verify.json."""
