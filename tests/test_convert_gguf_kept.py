@@ -124,6 +124,8 @@ def test_biases_that_float16_rounds(tmp_path: Path) -> None:
         (4, "biases", 1e5, "has minimums beyond float16"),
         (4, "scales", 1e5, "scales up to 9.98e"),
         (6, "scales", 1e5, "scales up to 9.98e"),
+        (4, "biases", float("nan"), "biases that are NaN or infinite: it is damaged; fetch"),
+        (6, "biases", float("inf"), "biases that are NaN or infinite"),
         (6, "biases", 1e8, "has weights up to 1e\\+08, for which scales of Q8_0, float16, do not"),
     ],
 )

@@ -38,7 +38,7 @@ from qtool.converting.nvfp4 import (
     is_nvfp4,
     scale_tensor,
 )
-from qtool.converting.obstacles import ANEW, OFFSETS, ROUNDED, SCALES, Obstacle, refuse
+from qtool.converting.obstacles import AGAIN, ANEW, OFFSETS, ROUNDED, SCALES, Obstacle, refuse
 from qtool.converting.plan import info_of
 from qtool.converting.survey import grouped, has_offsets, in_dtype
 from qtool.converting.targets import Target
@@ -235,6 +235,9 @@ def _in_type(
     if type_ is Q8_0 and not fits_bytes(quant):
         reason = "has codes more than 127 above or 128 below their zero, which Q8_0 cannot hold"
         return type_, Obstacle(tensor.name, reason, ANEW)
+    if quant.offset is not None and not np.isfinite(quant.offset.astype(np.float32)).all():
+        reason = "has biases that are NaN or infinite: it is damaged"
+        return type_, Obstacle(tensor.name, reason, hint=AGAIN)
     half = in_dtype(quant.scale, "float16")
     if not np.isfinite(half).all():
         reason = f"has scales up to {float(np.abs(quant.scale).max()):.3g}, beyond float16"
