@@ -1,6 +1,7 @@
 """diff of artifacts whose differences are known."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -134,6 +135,22 @@ def test_config_and_files_beside_it(tmp_path: Path) -> None:
     assert keys == ["a.b", "only", "t", "file tokenizer.json"]
     assert said["metadata"][1] == {"key": "only", "a": {}}
     assert said["tensors"] == [] and "metadata: 4 keys differ" in run(one, two)
+
+
+def test_a_record_that_one_of_them_lacks(tmp_path: Path) -> None:
+    """Is one row, and no table that hides what differs; --all lists its keys."""
+    one, two = (
+        folder(tmp_path / name, "dense", None, {"x": np.full((4, 4), value, np.float32)})
+        for name, value in (("a", 1), ("b", 2))
+    )
+    record = {"recipe": {"name": "own", "bits": 4}, "qtool_version": "0.1.0"}
+    (one / "qtool.json").write_text(json.dumps(record))
+    text = run(one, two)
+    assert "metadata: 3 keys differ" in text
+    assert re.search(r"\nmetadata +A +B\nqtool.json +3 keys +-$", text.rstrip()), text
+    assert re.search(r"\nqtool.json.recipe.bits +4 +-", run(one, two, "--all"))
+    (two / "qtool.json").write_text(json.dumps(record | {"qtool_version": "0.2.0"}))
+    assert re.search(r"\nqtool.json.qtool_version +0.1.0 +0.2.0", run(one, two))
 
 
 def test_a_format_that_is_not_decoded(tmp_path: Path) -> None:

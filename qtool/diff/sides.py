@@ -120,7 +120,8 @@ class CheckpointSide:
         checkpoint = self.artifact.checkpoint
         found = dict(flat(checkpoint.config))
         found |= {f"__metadata__.{key}": value for key, value in checkpoint.metadata.items()}
-        found |= dict(flat(without_layers(self.artifact.provenance or {}), "qtool.json"))
+        if self.artifact.provenance is not None:
+            found |= dict(flat(without_layers(self.artifact.provenance), "qtool.json"))
         if self.artifact.unreadable:
             found["qtool.json"] = f"cannot be read ({self.artifact.unreadable})"
         if checkpoint.path.is_dir():

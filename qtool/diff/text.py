@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from qtool.diff.diff import Diff, TensorDifference
+from qtool.diff.diff import ABSENT, Diff, TensorDifference
 from qtool.diff.sides import CheckpointSide, Item
 from qtool.printable import printable
 from qtool.table import Table
@@ -48,7 +49,8 @@ def tables(found: Diff, every: bool) -> list[Table]:
     most = None if every else MOST
     chosen = [one for one in found.tensors if every or not _told(one)]
     tensors = [_row(one) for one in chosen[:most]]
-    metadata = [(printable(key), _short(a), _short(b)) for key, a, b in found.metadata[:most]]
+    rows = found.metadata if every else _by_file(found)
+    metadata = [(printable(key), _short(a), _short(b)) for key, a, b in rows[:most]]
     tables = []
     if tensors:
         titles = ("tensor", "A", "B", "difference", "relative", "max", "differing")
@@ -61,11 +63,32 @@ def tables(found: Diff, every: bool) -> list[Table]:
 def left_out(found: Diff) -> Iterator[str]:
     """What the tables leave out."""
     told = sum(map(_told, found.tensors))
-    for what, count in (("tensors", len(found.tensors) - told), ("keys", len(found.metadata))):
+    for what, count in (("tensors", len(found.tensors) - told), ("keys", len(_by_file(found)))):
         if count > MOST:
             yield f"{count - MOST:,} more {what}; --all lists them"
     if told:
         yield "tensors that are only stored otherwise have no row here; --all lists them"
+
+
+def _by_file(found: Diff) -> tuple[tuple[str, Any, Any], ...]:
+    """The metadata that differ, a file that one side has and the other has not as one row."""
+    rows: dict[str, tuple[str, Any, Any]] = {}
+    counts = Counter(_file(key) for key, _, _ in found.metadata)
+    there = [{_file(key) for key in side.metadata} for side in (found.a, found.b)]
+    for key, a, b in found.metadata:
+        file = _file(key)
+        if file is not None and not all(file in side for side in there):
+            has = [f"{counts[file]:,} keys" if file in side else ABSENT for side in there]
+            rows.setdefault(file, (file, *has))
+        else:
+            rows[key] = key, a, b
+    return tuple(rows.values())
+
+
+def _file(key: str) -> str | None:
+    """`qtool.json` of `qtool.json.recipe.name`."""
+    name, end, _ = key.partition(".json.")
+    return name + ".json" if end else None
 
 
 def _told(one: TensorDifference) -> bool:
