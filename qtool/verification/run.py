@@ -41,6 +41,7 @@ from qtool.verification import (
     settings,
     source_tensors,
     stored_as,
+    swapped,
     tensors,
     tokens,
     unlike_settings,
@@ -204,12 +205,13 @@ def _verdict(
             checks.append(name)
             findings += _said(name, numeric(subject.artifact, matrices))
         if source is not None:
-            checks += [error.CHECK, "folds", error.MADE_OF]
+            checks += [error.CHECK, swapped.CHECK, "folds", error.MADE_OF]
             others, changed = error.dense_compared(subject, norms, compared)
             findings += changed
             everything = folds.settled(subject, [*compared, *others])
             compared = [c for c in everything if c.groups]
             findings += _said(error.CHECK, error.check_errors(subject, compared))
+            findings += swapped.check_swapped(subject, compared)
             findings += _said(error.CHECK, biases.check_biases(subject, everything, norms))
             findings += folds.check_folds(subject, everything, norms)
             findings += _said(error.MADE_OF, error.check_made_of(subject))
