@@ -78,8 +78,8 @@ def _by_file(found: Diff) -> tuple[tuple[str, Any, Any], ...]:
     for key, a, b in found.metadata:
         file = _file(key)
         if file is not None and not all(file in side for side in there):
-            has = [f"{counts[file]:,} keys" if file in side else ABSENT for side in there]
-            rows.setdefault(file, (file, *has))
+            mine, theirs = (f"{counts[file]:,} keys" if file in side else ABSENT for side in there)
+            rows.setdefault(file, (file, mine, theirs))
         else:
             rows[key] = key, a, b
     return tuple(rows.values())
