@@ -190,7 +190,11 @@ def check_errors(subject: Subject, compared: Sequence[Compared]) -> Iterator[Fin
         )  # fmt: skip
     torn = [] if _rotated(subject) else [c for c in quantized if _has_lost_codes(c)]
     yield from _lost_codes(torn)
-    known = {*off, *(c.name for c in (*shifted, *torn))}
+    other = {c.name for c in (*shifted, *single, *torn)}
+    blank = [c for c in quantized if c.blanks and not c.wrong and c.name not in other]
+    blank = [] if _rotated(subject) else blank
+    yield from _blank(blank)
+    known = {*off, *(c.name for c in (*shifted, *torn, *blank))}
     wrong = [c for c in quantized if not c.explained and c.name not in known]
     if wrong and (why := _rotated(subject)):
         yield Finding(
@@ -214,7 +218,7 @@ def check_errors(subject: Subject, compared: Sequence[Compared]) -> Iterator[Fin
             + _other_model(subject, len(wrong) > _MOST * len(quantized)),
         )  # fmt: skip
     far = wrong if any(w.wrong for w in wrong) else ()
-    known = {c.name for c in (*shifted, *single, *torn, *far)}
+    known = {c.name for c in (*shifted, *single, *torn, *blank, *far)}
     yield from _unlike(subject, [c for c in quantized if c.name not in known])
     folded_in = [c for c in compared if single_scales.is_folded(c)]
     if folded_in:
@@ -239,6 +243,19 @@ def _lost_codes(compared: Sequence[Compared]) -> Iterator[Finding]:
             f"against the source, {counted(groups, 'group')} of {counted(len(compared), 'matrix')} "
             f"({some([c.name for c in compared])}) have codes that are others by whole steps: "
             f"{AGAIN}",
+        )  # fmt: skip
+
+
+def _blank(compared: Sequence[Compared]) -> Iterator[Finding]:
+    """Weights whose codes are 0, which the source does not have there."""
+    found = sorted(compared, key=lambda c: -c.blanks.weights if c.blanks else 0)
+    told = [f"{c.name} ({counted(c.blanks.weights, 'weight')}, {c.blanks.where})"
+            for c in found if c.blanks]  # fmt: skip
+    if told:
+        yield Finding(
+            "error", CHECK, found[0].name,
+            f"{counted(len(told), 'matrix')} with codes of 0 where the source's weights are far "
+            f"from what these stand for: {some(told)}; they were lost, or never written: {AGAIN}",
         )  # fmt: skip
 
 

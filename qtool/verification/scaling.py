@@ -9,6 +9,7 @@ import numpy as np
 
 from qtool.scheme import GroupQuant
 from qtool.streaming.weights import Rows
+from qtool.verification.blanks import Blanks, blanks
 from qtool.verification.fit import MATCH, Fit, Scales, distance, fit
 from qtool.verification.likeness import Likeness, Sums, counts_of, likeness, sums_of, without_rows
 from qtool.verification.off_scales import OffScale, likely_off, mended, one_of_two, single
@@ -53,6 +54,7 @@ class Compared:
     off_scales: tuple[OffScale, ...] = ()  # single ones; all else is told with them mended
     lost_codes: int = 0  # groups whose mean is as far off, which no zero explains
     as_stored: float | None = None  # the error with these, where there are any
+    blanks: Blanks | None = None  # weights that are lost, their codes 0
 
     @property
     def explained(self) -> bool:
@@ -128,6 +130,7 @@ def _compared(name: str, quant: GroupQuant, source: Rows, norms: Mapping[str, Fl
             sums = sums_of(quant, pair.scaled(found.columns, found.rows))
     whole, left = math.sqrt(sums.whole), math.sqrt(sums.lost)
     zeros = math.sqrt(sums.stored)  # how far zeros are off
+    scales: Scales = (found.columns, found.rows) if found else (None, None)
     off, step, lost_codes = _zeros_off(quant, sums)
     like = likeness(quant, sums, lost)
     return Compared(
@@ -148,7 +151,8 @@ def _compared(name: str, quant: GroupQuant, source: Rows, norms: Mapping[str, Fl
         plainly_like=like if sums is plain_sums else likeness(quant, plain_sums, lost),
         pruned=pruned,
         lost_codes=lost_codes,
-        off_scales=_off(quant, pair, sums, (found.columns, found.rows) if found else (None, None)),
+        off_scales=_off(quant, pair, sums, scales),
+        blanks=None if pruned else blanks(quant, pair.scaled(*scales), sums),
     )
 
 

@@ -22,7 +22,7 @@ def expected_error(quant: GroupQuant) -> float:
 def _steps_of(quant: GroupQuant) -> float:
     """The sum of step^2 / 12 of rounded weights."""
     index = quant.group_index()
-    scale = _scales(quant)
+    scale = scales_of(quant)
     members = np.bincount(index, minlength=scale.shape[1])  # a damaged g_idx leaves groups empty
     if quant.scheme.is_float:
         counts = group_means(quant, _squares(quant.scheme.book)[quant.codes]) * members
@@ -56,13 +56,13 @@ def single_codes(quant: GroupQuant) -> NDArray[np.bool_]:
 
 def steps_of(quant: GroupQuant) -> Floats:
     """Of each weight [out, in] the step that its code is rounded by."""
-    scale = np.abs(_scales(quant)).astype(np.float32)[:, quant.group_index()]
+    scale = np.abs(scales_of(quant)).astype(np.float32)[:, quant.group_index()]
     if not quant.scheme.is_float:
         return scale
     return np.asarray(scale * np.sqrt(_squares(quant.scheme.book)[quant.codes]), np.float32)
 
 
-def _scales(quant: GroupQuant) -> NDArray[np.float64]:
+def scales_of(quant: GroupQuant) -> NDArray[np.float64]:
     """[out, groups], with what multiplies them."""
     scale = quant.row_scale().astype(np.float64)
     if quant.scheme.outer == "after" and quant.outer is not None:
