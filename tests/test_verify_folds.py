@@ -128,6 +128,49 @@ def test_a_factor_of_all_rows_is_told_of() -> None:
     assert not unpaired(replace(whole, could=frozenset({"norm"})), [whole], HEADS)
 
 
+def test_one_factor_is_of_columns_as_well_as_of_rows() -> None:
+    """Columns that are scaled about alike are fitted by one factor of all rows."""
+    generator = np.random.default_rng(0)
+    weight = generator.standard_normal((96, 48)).astype(np.float32)
+    s = (0.5 * scales(48) ** 0.15).astype(np.float32)
+    noise = 0.25 * np.float32(0.5) * generator.standard_normal(weight.shape).astype(np.float32)
+    fitted = fit(pair(weight * s + noise, weight), {})
+    assert fitted.columns is None and fitted.rows is not None
+    down = replace(found("m.down_proj.weight", rows=fitted.rows), as_columns=fitted.as_columns)
+    up = found("m.up_proj.weight", rows=1 / s)
+    assert not unpaired(down, [down, up], HEADS) and not unpaired(up, [down, up], HEADS)
+    assert unpaired(down, [down], HEADS) and unpaired(up, [up], HEADS)
+    for other in (replace(up, rows=1.5 / s), replace(up, name="a.up_proj.weight")):
+        assert unpaired(down, [down, other], HEADS) and unpaired(other, [down, other], HEADS)
+
+
+@pytest.mark.parametrize("bits", [3, 4])
+def test_columns_that_were_scaled_about_alike(bits: int, tmp_path: Path) -> None:
+    """As AWQ does where one channel is far larger than all others; and halves of it alone."""
+    model = first_blocks_of_tiny(tmp_path / "model", 1)
+    tensors = load_file(model / "model.safetensors")
+    up, down = (f"model.layers.0.mlp.{one}_proj.weight" for one in ("up", "down"))
+    s = torch.from_numpy(0.4 * scales(tensors[up].shape[0]) ** 0.15)
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text(
+        "# of a test\nmethod: rtn\nformat: gptq\n"
+        f"weights: {{bits: {bits}, group_size: 64, symmetric: true}}\n"
+    )
+
+    def told(*halves: str) -> list[str]:
+        shutil.copytree(model, tmp_path / "folded", dirs_exist_ok=True)
+        folded = {up: tensors[up].float() / s[:, None], down: tensors[down].float() * s}
+        folded = {n: t.to(tensors[n].dtype) for n, t in folded.items() if n in halves}
+        save_file(tensors | folded, tmp_path / "folded" / "model.safetensors", {"format": "pt"})
+        out = tmp_path / str(len(list(tmp_path.iterdir())))
+        quantize(tmp_path / "folded", str(recipe), out)
+        findings = verify_artifact(out, against=model, threads=1).findings
+        return [f.name for f in findings if f.severity != "note"]
+
+    assert not told(up, down)
+    assert told(down) == [down] and told(up) == [up]
+
+
 def pair(stored: Floats, source: Floats) -> SideBySide:
     return SideBySide((len(source), source.shape[1]), rows_of_array(stored), rows_of_array(source))
 

@@ -98,7 +98,7 @@ def dense_compared(
                 compared.append(
                     Compared(
                         name, left, plain / norm(old), None, None,
-                        found.columns, found.rows, found.norm, 0, 0, 0,
+                        found.columns, found.rows, found.norm, 0, 0, 0, as_columns=found.as_columns,
                     )
                 )  # fmt: skip
                 continue

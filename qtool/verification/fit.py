@@ -37,6 +37,8 @@ class Fit:
     left: float  # how far Q is off with these
     without_rows: float  # how far Q is off with the norm's ratio alone
     could: frozenset[str] = frozenset()  # norms whose ratio it may have: it is as near with that
+    # Where the rows have one factor, which is of the columns as well: the scales of these alone.
+    as_columns: Floats | None = None
 
 
 def fit(pair: SideBySide, norms: Mapping[str, Floats]) -> Fit:
@@ -58,7 +60,8 @@ def fit(pair: SideBySide, norms: Mapping[str, Floats]) -> Fit:
     if best is not None and named[best] < _NEAR:
         ratio = ratios[best]
         choices = [(ratio, None, best), *choices, (ratio, with_ratio[best], best)]
-    choices += [(_columns_of(pair, None), None, None), (columns, rows, None)]
+    alone = _columns_of(pair, None)
+    choices += [(alone, None, None), (columns, rows, None)]
     ways: list[Scales] = [(c, r) for c, r, _ in choices]
     for name, ratio in ratios.items():
         ways += [(ratio, None), (ratio, with_ratio[name])]
@@ -74,7 +77,11 @@ def fit(pair: SideBySide, norms: Mapping[str, Floats]) -> Fit:
     could = [name for name, left in zip(ratios, nearest, strict=True) if left <= reach]
     as_it_is = next(n for n, (c, r, _) in enumerate(choices) if c is None and r is None)
     evenly = far[0] if chosen_norm is not None else far[as_it_is]
-    return Fit(chosen_columns, chosen_rows, chosen_norm, far[chosen], evenly, frozenset(could))
+    one_factor = chosen_rows is free and chosen_columns is None and uneven(free) < MATCH
+    return Fit(
+        chosen_columns, chosen_rows, chosen_norm, far[chosen], evenly, frozenset(could),
+        alone if one_factor else None,
+    )  # fmt: skip
 
 
 def _rows_of(

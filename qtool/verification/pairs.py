@@ -6,6 +6,10 @@
 Either may be a part of a larger matrix (queries, keys and values, or gate and up, in one):
 `qtool.transforms.places` says where. What is left of the rows, once all that has another half is
 taken out, has to be even.
+
+Where AWQ scales the columns of a reader about alike, they are hardly more than one factor of the
+whole matrix, which is as well one of its rows: the other half may then be either's. One factor is
+easily another one's inverse by chance, so such halves have to be in one module.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -47,13 +51,12 @@ def heads_of(config: Mapping[str, Any]) -> Heads:
 
 def unpaired(c: Compared, near: Sequence[Compared], heads: Heads) -> bool:
     """Whether scales of a matrix have no other half among the matrices near it."""
-    parent = c.name.removesuffix(".weight").rpartition(".")[0] + "."
+    parent = _module(c)
     others = sorted((o for o in near if o is not c), key=lambda o: not o.name.startswith(parent))
-    if c.columns is not None and c.norm is None:
-        made = (_made(o.rows, c.columns, heads, _blur(c, o)) for o in others if o.rows is not None)
-        if not any(index is not None for indices in made for index in indices):
-            return True
-    if c.rows is None:
+    made = any(True for other in others for _ in _made(other, c, heads))
+    if c.columns is not None and c.norm is None and not made:
+        return True
+    if c.rows is None or (c.as_columns is not None and made):
         return False
     left = np.ones(c.rows.size, bool)
     # Else rows are known up to a factor, which may be the ratio of a norm that is about even.
@@ -73,8 +76,7 @@ def _found(c: Compared, others: Sequence[Compared], heads: Heads) -> Iterator[In
     """Rows of a matrix that have another half."""
     assert c.rows is not None
     for other in others:
-        if other.columns is not None and other.norm is None:
-            yield from _made(c.rows, other.columns, heads, _blur(c, other))
+        yield from _made(c, other, heads)
     for other in (c, *others):
         if other.rows is not None:
             blur = _blur(c, other)
@@ -89,10 +91,20 @@ def _blur(one: Compared, other: Compared) -> float:
     return max(MATCH, _COARSE * max(one.error, other.error))
 
 
-def _made(rows: Floats, columns: Floats, heads: Heads, blur: float) -> Iterator[Index]:
+def _module(c: Compared) -> str:
+    """`model.layers.3.mlp.`"""
+    return c.name.removesuffix(".weight").rpartition(".")[0] + "."
+
+
+def _made(maker: Compared, reader: Compared, heads: Heads) -> Iterator[Index]:
     """Rows that columns of a reader undo."""
-    for index in row_maps(rows.size, columns.size, heads.width):
-        if _cancels(rows[index], columns, blur):
+    factor = reader.as_columns is not None
+    columns = reader.as_columns if factor or reader.norm is not None else reader.columns
+    if maker.rows is None or columns is None or (factor and _module(maker) != _module(reader)):
+        return
+    blur = _blur(maker, reader)
+    for index in row_maps(maker.rows.size, columns.size, heads.width):
+        if _cancels(maker.rows[index], columns, blur, factor):
             yield index
 
 
@@ -121,11 +133,12 @@ def _meetings(keys: Floats, queries: Floats, heads: Heads) -> Iterator[tuple[Ind
                 )
 
 
-def _cancels(rows: Floats, columns: Floats, blur: float) -> bool:
-    """Whether scales are each other's inverse, and differ enough among themselves to tell."""
+def _cancels(rows: Floats, columns: Floats, blur: float, factor: bool = False) -> bool:
+    """Whether scales are each other's inverse, and differ enough among themselves to tell.
+    factor: what they have in common has to be, too."""
     inverse = (1 / rows).astype(np.float32)
     flat = np.ones_like(columns)
     near, far = spread(inverse, columns), distance(inverse, columns)
-    return near < min(blur, _SURE * uneven(columns)) or far < min(
-        blur, _SURE * distance(columns, flat)
-    )
+    if far < min(blur, _SURE * distance(columns, flat)):
+        return True
+    return not factor and near < min(blur, _SURE * uneven(columns))

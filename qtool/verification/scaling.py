@@ -55,6 +55,7 @@ class Compared:
     lost_codes: int = 0  # groups whose mean is as far off, which no zero explains
     as_stored: float | None = None  # the error with these, where there are any
     blanks: Blanks | None = None  # weights that are lost, their codes 0
+    as_columns: Floats | None = None  # `rows` that are one factor, as scales of columns
 
     @property
     def explained(self) -> bool:
@@ -82,7 +83,7 @@ class Compared:
         """Without the scales that were found."""
         return replace(
             self, error=self.plain_error, expected=self.plain_expected, columns=None, rows=None,
-            like=self.plainly_like,
+            like=self.plainly_like, as_columns=None,
         )  # fmt: skip
 
 
@@ -151,6 +152,7 @@ def _compared(name: str, quant: GroupQuant, source: Rows, norms: Mapping[str, Fl
         plainly_like=like if sums is plain_sums else likeness(quant, plain_sums, lost),
         pruned=pruned,
         lost_codes=lost_codes,
+        as_columns=found.as_columns if found else None,
         off_scales=_off(quant, pair, sums, scales),
         blanks=None if pruned else blanks(quant, pair.scaled(*scales), sums),
     )
