@@ -259,7 +259,9 @@ def test_another_matrix_is_not_one_of_other_zeros(tmp_path: Path) -> None:
     path = other.folder(tmp_path / "out", tensors, other.AWQ)
     verdict = verify_artifact(path, against=source, threads=1)
     said = {f.check for f in verdict.findings if f.severity == "error"}
-    assert said == {"layer-error"}
+    assert said == {"layer-error", "swapped"}
+    (found,) = [f for f in verdict.findings if f.check == "swapped"]
+    assert found.message.startswith("2 matrices stand under names of another: ")
     (found,) = [f for f in verdict.findings if f.check == "layer-error"]
     assert "3 matrices farther from the source" in found.message
 
