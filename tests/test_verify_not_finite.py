@@ -25,12 +25,16 @@ def errors(folder: Path, against: Path | None = None) -> list[Finding]:
 @pytest.mark.parametrize(
     ("recipe", "tensor", "what"),
     [
-        ("w4g64-mlx-rtn", "biases", "1 of its 3072 biases are NaN or infinite"),
-        ("w4g64-mlx-rtn", "scales", "1 of 3072 scales are NaN or infinite"),
-        ("w4g128-awq", "scales", "1 of 1536 scales are NaN or infinite"),
-        ("w4g128-rtn", "scales", "1 of 1536 scales are NaN or infinite"),
+        ("w4g64-mlx-rtn", "biases",
+         "1 of its 3072 biases are NaN or infinite (the first: row 1, columns 192 to 255)"),
+        ("w4g64-mlx-rtn", "scales",
+         "1 of 3072 scales are NaN or infinite (the first: row 1, columns 192 to 255)"),
+        ("w4g128-awq", "scales",
+         "1 of 1536 scales are NaN or infinite (the first: row 7, columns 0 to 127)"),
+        ("w4g128-rtn", "scales",
+         "1 of 1536 scales are NaN or infinite (the first: row 7, columns 0 to 127)"),
     ],
-)
+)  # fmt: skip
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
 def test_one_number(recipe: str, tensor: str, what: str, number: float, tmp_path: Path) -> None:
     out = tmp_path / "out"

@@ -12,6 +12,7 @@ from qtool.formats import bits, gptq_zeros
 from qtool.formats.safetensors_header import TensorInfo
 from qtool.scheme import GroupQuant, Scheme
 from qtool.verification.holes import LEAST, torn, zero_stretches
+from qtool.verification.places import weights_of
 
 # Scales below have less than five digits: multiples of the least number of their type up to 32.
 _LEAST = {"float16": 32 * 2.0**-24, "bfloat16": 32 * 2.0**-133, "float32": 2.0**-126}
@@ -55,6 +56,7 @@ class Measured:
     broken_biases: int  # likewise, of what a scheme with offsets adds
     zero_scales: int  # of weights that are not all 0 by their codes
     negative: int
+    first_bad: str  # where the first of these lies; "" where there is none
     subnormal: int  # so small that their type keeps few digits, of groups that are not all 0
     outer: float | None  # the second scale of the whole matrix, where there is one
     low_code: int
@@ -88,6 +90,7 @@ def measure(artifact: Artifact, entry: Entry, quant: GroupQuant) -> Measured:
         broken_biases=0 if quant.offset is None else int((~np.isfinite(quant.offset)).sum()),
         zero_scales=_zero_scales(quant, scale == 0),
         negative=int((scale < 0).sum()) if quant.scheme.outer != "offset" else 0,
+        first_bad=_first_bad(quant, scale),
         subnormal=_tiny(quant, size, least),
         outer=quant.outer,
         low_code=int(low.min()),
@@ -103,6 +106,22 @@ def measure(artifact: Artifact, entry: Entry, quant: GroupQuant) -> Measured:
         even=_even(quant),
         mark=zlib.crc32(raw[:: max(1, raw.size // _MARKED)].tobytes()),
     )
+
+
+def _first_bad(quant: GroupQuant, scale: NDArray[np.float32]) -> str:
+    """`row 5, columns 128 to 255` of the first scale, or else bias, that is not finite, or else of
+    the first scale that is not positive."""
+    whole = [scale] if quant.offset is None else [scale, quant.offset]
+    wrong = [~np.isfinite(numbers) for numbers in whole]
+    if quant.scheme.outer != "offset":
+        wrong.append(scale <= 0)
+    for bad in wrong:
+        if bad.any():
+            row, group = divmod(int(np.flatnonzero(bad)[0]), bad.shape[1])
+            height = -(-quant.shape[0] // len(bad))
+            rows = row * height, min((row + 1) * height, quant.shape[0])
+            return weights_of(quant, rows, group if bad.shape[1] > 1 else None)
+    return ""
 
 
 def _scale_size(quant: GroupQuant) -> float:

@@ -51,12 +51,13 @@ def check_scales(artifact: Artifact, matrices: Sequence[Measured]) -> Iterator[F
         if what:
             yield Finding(
                 "error", "scales", name,
-                f"{name}: {what}; scales must be finite and positive: {_mend(artifact)}",
+                f"{name}: {what}{_at(m)}; scales must be finite and positive: {_mend(artifact)}",
             )  # fmt: skip
         if m.broken_biases:
             yield Finding(
                 "error", "scales", name,
-                f"{name}: {m.broken_biases} of its {m.scales} biases are NaN or infinite: {AGAIN}",
+                f"{name}: {m.broken_biases} of its {m.scales} biases are NaN or infinite"
+                f"{_at(m) if not m.not_finite else ''}: {AGAIN}",
             )  # fmt: skip
     small = [m for m in matrices if m.subnormal > _SUBNORMAL * m.scales]
     if small:
@@ -66,6 +67,10 @@ def check_scales(artifact: Artifact, matrices: Sequence[Measured]) -> Iterator[F
             "scales so small that their type keeps only a few digits of them (subnormal); the "
             "weights there are distorted",
         )  # fmt: skip
+
+
+def _at(m: Measured) -> str:
+    return f" (the first: {m.first_bad})" if m.first_bad else ""
 
 
 def _mend(artifact: Artifact) -> str:

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from qtool.formats.float_codes import LARGEST, TABLES
 from qtool.scheme import GroupQuant
 from qtool.verification.likeness import sums_by_group
+from qtool.verification.places import weights_of
 from qtool.verification.side_by_side import Floats, SideBySide
 from qtool.verification.steps import steps_of
 
@@ -157,23 +158,11 @@ def _found(quant: GroupQuant, pair: SideBySide, suspects: NDArray[np.bool_]) -> 
         usual = np.broadcast_to(_usual(np.where(np.isfinite(times), times, 1)), times.shape)
         alone = sure & _unlike(times / usual)
         if sure.all() and not alone.any():
-            yield OffScale(int(row), None, float(np.median(times)), _weights(quant, rows, None))
+            yield OffScale(int(row), None, float(np.median(times)), weights_of(quant, rows, None))
         elif quant.scale.shape[1] > 1:
             for group in map(int, np.flatnonzero(alone)):
                 by = float(times[group] / usual[group])
-                yield OffScale(int(row), group, by, _weights(quant, rows, group))
-
-
-def _weights(quant: GroupQuant, rows: tuple[int, int], group: int | None) -> str:
-    """`row 5, columns 128 to 255`."""
-    first, last = rows
-    said = f"row {first}" if last - first == 1 else f"rows {first} to {last - 1}"
-    if group is None:
-        return said
-    columns = np.flatnonzero(quant.group_index() == group)
-    if columns[-1] - columns[0] + 1 != columns.size:
-        return f"{said}, group {group} of its g_idx"
-    return f"{said}, columns {columns[0]} to {columns[-1]}"
+                yield OffScale(int(row), group, by, weights_of(quant, rows, group))
 
 
 def _sums(quant: GroupQuant, pair: SideBySide, first: int, last: int) -> NDArray[np.float64]:
