@@ -10,7 +10,7 @@ from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.formats.compressed_tensors_transforms import KEY
 from qtool.formats.safetensors_file import FLOAT_DTYPES
 from qtool.streaming.weights import rows_of
-from qtool.verification import casts, config, made_up, pruned, single_scales
+from qtool.verification import casts, config, made_up, pruned, single_scales, to_nearest
 from qtool.verification.biases import as_its_rows
 from qtool.verification.casts import ROUNDING, only_cast, same
 from qtool.verification.exact import only_scaled
@@ -207,6 +207,11 @@ def check_errors(subject: Subject, compared: Sequence[Compared]) -> Iterator[Fin
         moved = [c for c in wrong if c.error <= made_up.FARTHEST]
         yield from made_up.told(CHECK, [(c.name, c.error) for c in moved])
         wrong = [c for c in wrong if c not in moved]
+    nearest = to_nearest.to_nearest((subject.artifact.provenance or {}).get("recipe"))
+    other = {*known, *(c.name for c in (*wrong, *single))}
+    rest = [c for c in quantized if c.name not in other and not (c.like and c.like.unlike)]
+    strange = [] if _rotated(subject) else to_nearest.unusual(rest, nearest)
+    yield from to_nearest.told(CHECK, strange, nearest)
     if wrong:
         worst = sorted(wrong, key=lambda c: -c.error / (c.expected or 1))
         c = worst[0]

@@ -64,6 +64,11 @@ class Likeness:
         clipped = _SPREAD_BY_CLIPPING * self.expected
         return self.spread > max(_SPREAD, _SURELY * self.noise, clipped)
 
+    @property
+    def unlike(self) -> bool:
+        """Whether anything of this tells of damage."""
+        return self.scaled or self.mixed or self.torn > 0
+
 
 @dataclass(frozen=True)
 class Sums:
