@@ -71,6 +71,43 @@ def test_one_scale(scheme: Scheme, factor: float) -> None:
     assert found.as_stored is None or found.as_stored > found.error
 
 
+@pytest.mark.parametrize("far", [(5, 40, 63), (0, 70, 199), (64, 128, 191)])
+def test_scales_of_some_rows(far: tuple[int, ...]) -> None:
+    """Rows are looked at a few at a time, and none is told for another."""
+    weight = normal(shape=(200, 512))
+    quant = rounded(weight, Scheme(4, 128, False))
+    for group, row in enumerate(far):
+        with_scale(quant, (row, group), 2.0 + group)
+    found = {(one.row, one.group): one.times for one in beside(quant, weight).off_scales}
+    wanted = {(row, group): 2.0 + group for group, row in enumerate(far)}
+    assert found == pytest.approx(wanted, rel=0.05)
+
+
+def test_damage_everywhere_takes_few_reads() -> None:
+    """As a file that was never fetched to its end has, whose every scale seems to be off."""
+    weight, reads = normal(shape=(512, 256)), 0
+
+    def source(first: int, last: int) -> Floats:
+        nonlocal reads
+        reads += 1
+        return weight[first:last]
+
+    quant = rounded(weight, Scheme(4, 128, False))
+    quant.scale[:] = 0
+    with np.errstate(all="ignore"):
+        assert compare("w", quant, source, {}).wrong
+    assert reads < 100
+
+
+@pytest.mark.parametrize("size", [1e-18, 1e-23, 1e-24, 1e-30])
+@pytest.mark.filterwarnings("error")
+def test_weights_whose_squares_are_lost(size: float) -> None:
+    """They are 0 with scales in float16: no scale is told for that, and numpy does not warn."""
+    weight = normal() * np.float32(size)
+    found = compare("w", rounded(weight, Scheme(4, 32, False)), rows_of_array(weight), {})
+    assert found.error == 1 and not found.off_scales
+
+
 def test_half_of_a_scale_of_three_bits() -> None:
     weight = normal()
     quant = with_scale(rounded(weight, Scheme(3, 128, False)), (5, 1), 0.5)

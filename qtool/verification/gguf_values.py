@@ -29,6 +29,7 @@ from qtool.verification.likeness import others
 from qtool.verification.scaling import UNEXPLAINED, WRONG
 from qtool.verification.sentences import count as counted
 from qtool.verification.sentences import some, verb
+from qtool.verification.side_by_side import sums_of_products
 
 # The relative error that each type makes of normal numbers, without importance: measured with our
 # encoders over 64 rows of 4096.
@@ -138,15 +139,15 @@ def add_up(
                 old = floats_of(other, piece.first, piece.last)
                 new = floats_of(tensor, piece.first, piece.last)
                 with np.errstate(all="ignore"):  # what is not finite is told of elsewhere
-                    found.whole[number] = np.square(old, dtype=np.float64).sum()
-                    found.lost[number] = np.square(old - new, dtype=np.float64).sum()
+                    whole, lost = (sums_of_products(m, m, (_PART,))[0] for m in (old, old - new))
+                    found.whole[number], found.lost[number] = whole.sum(), lost.sum()
                     found.steps[number] = _steps(raw, tensor.type)
                     if {tensor.type_in_file, other.type_in_file} <= {*FLOATS}:
                         kinds = tensor.type.name, other.type.name
                         found.others[number] = others(new, old, kinds).sum()
                     else:
                         kind = tensor.type_in_file.name
-                        found.torn[number] = _torn(new, old, kind)
+                        found.torn[number] = _torn(whole, lost, kind, old.size)
                         off = off_blocks(new, old, kind, TYPICAL.get(kind, 0.0), by_importance)
                         if off:
                             found.off[number] = [one.below(piece.first) for one in off]
@@ -157,14 +158,12 @@ def add_up(
     return found
 
 
-def _torn(new: NDArray[np.float32], old: NDArray[np.float32], kind: str) -> int:
-    """Parts of rows that are as far off as zeros, and farther than the type makes any."""
-    starts = np.arange(0, old.shape[1], _PART)
-    there = np.add.reduceat(np.square(old), starts, axis=1)
-    left = np.add.reduceat(np.square(old - new), starts, axis=1)
+def _torn(whole: NDArray[np.float64], lost: NDArray[np.float64], kind: str, weights: int) -> int:
+    """Parts of rows that are as far off as zeros, and farther than the type makes any. whole, lost:
+    the sums of squares of the source, and of what differs, of each; weights: in all of them."""
     far = max(_LOST, _UNLIKE * TYPICAL.get(kind, 0.0)) ** 2
-    least = _LEAST * np.square(old, dtype=np.float64).mean() * _PART
-    return int((left > far * np.maximum(there, least)).sum())
+    least = _LEAST * whole.sum() / weights * _PART
+    return int((lost > far * np.maximum(whole, least)).sum())
 
 
 def _steps(raw: NDArray[np.uint8], block: BlockType) -> float:

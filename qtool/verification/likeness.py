@@ -147,7 +147,8 @@ def likeness(quant: GroupQuant, sums: Sums, expected: float) -> Likeness | None:
     if not 0 < whole < np.inf or not np.isfinite(sums.lost):
         return None
     counts = counts_of(quant).astype(np.float32)
-    size = np.maximum(sums.groups[0], np.float32(_LEAST * whole) * counts)
+    least = np.maximum(np.float32(_LEAST * whole) * counts, np.finfo(np.float32).tiny)
+    size = np.maximum(sums.groups[0], least)
     gains = sums.groups[1] / size
     weights = size / np.float32(size.sum(dtype=np.float64))
     mean = float((weights * gains).sum(dtype=np.float64))

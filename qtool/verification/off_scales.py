@@ -17,6 +17,7 @@ columns, or of the same row, have in common is a fold, and no damage.
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,10 +56,11 @@ def off_scales(quant: GroupQuant, pair: SideBySide, groups: Floats) -> tuple[Off
     """The scales of a matrix that are unlike the source's. groups: its sums, as in `likeness`."""
     if quant.scheme.bits < _FEWEST_BITS or quant.scale.size < 2:
         return ()
-    found = list(_found(quant, pair, _suspects(quant, groups)))
-    by_group = Counter(one.group for one in found)
-    if len(found) > max(1, MANY * quant.scale.size):
+    many = max(1, int(MANY * quant.scale.size))
+    found = list(islice(_found(quant, pair, _suspects(quant, groups)), many + 1))
+    if len(found) > many:
         return ()
+    by_group = Counter(one.group for one in found)
     most = max(1, len(_starts(quant)) // 4)
     return tuple(one for one in found if one.group is None or by_group[one.group] <= most)
 
@@ -115,7 +117,7 @@ def _of_grid(quant: GroupQuant, groups: Floats) -> Sequence[Floats]:
 def _suspects(quant: GroupQuant, groups: Floats, worth: float = OFF) -> NDArray[np.bool_]:
     """Of the grid of scales, those whose error is `worth` times what a factor leaves of it."""
     whole, shared, lost = _of_grid(quant, groups)
-    least = np.float32(LEAST * whole.mean(dtype=np.float64))
+    least = max(np.float32(LEAST * whole.mean(dtype=np.float64)), np.finfo(np.float32).tiny)
     if quant.scheme.outer == "offset":  # a scale alone makes no factor of all weights
         width = quant.shape[1] / whole.shape[1]
         return np.asarray(lost > OFF * _ROUNDED * width * np.square(quant.row_scale()))
@@ -127,9 +129,9 @@ def _suspects(quant: GroupQuant, groups: Floats, worth: float = OFF) -> NDArray[
     stored = np.maximum(lost + 2 * shared - whole, gain * shared)
     odd &= lost > worth * (stored - gain * shared)
     if odd.any() and len(gain) >= _FEW_SCALES:
-        odd &= _unlike(gain / np.median(gain, axis=0))
+        odd &= _unlike(_over(gain, np.median(gain, axis=0)))
     if odd.any() and gain.shape[1] > 1:
-        odd &= _unlike(gain / _usual(gain)) | odd.all(axis=1, keepdims=True)
+        odd &= _unlike(_over(gain, _usual(gain))) | odd.all(axis=1, keepdims=True)
     return odd
 
 
@@ -140,6 +142,11 @@ def _usual(gain: NDArray[np.floating]) -> NDArray[np.floating]:
     return np.asarray(np.median(gain, axis=-1, keepdims=True))
 
 
+def _over(gain: NDArray[np.floating], usual: NDArray[np.floating]) -> NDArray[np.floating]:
+    """The gains as times what is usual; as they are where most of them are 0."""
+    return np.asarray(gain / np.where(usual != 0, usual, 1))
+
+
 def _unlike(times: NDArray[np.floating]) -> NDArray[np.bool_]:
     """Which factors are not about 1."""
     return np.asarray(~((times > NEAR) & (times < 1 / NEAR)))
@@ -148,6 +155,7 @@ def _unlike(times: NDArray[np.floating]) -> NDArray[np.bool_]:
 def _found(quant: GroupQuant, pair: SideBySide, suspects: NDArray[np.bool_]) -> Iterator[OffScale]:
     """Those of the suspects that a factor explains, weight by weight."""
     starts = [*_starts(quant), quant.shape[0]]
+<<<<<<< HEAD
     for row in np.flatnonzero(suspects.any(axis=1)):
         rows = int(starts[row]), int(starts[row + 1])
         sums = np.zeros((6, quant.scale.shape[1]))
@@ -163,19 +171,68 @@ def _found(quant: GroupQuant, pair: SideBySide, suspects: NDArray[np.bool_]) -> 
             for group in map(int, np.flatnonzero(alone)):
                 by = float(times[group] / usual[group])
                 yield OffScale(int(row), group, by, weights_of(quant, rows, group))
+=======
+    for grid, sums in _sums_of(quant, pair, np.asarray(suspects.any(axis=1))):
+        every, all_sure = _judged(sums, quant.scheme.outer == "offset")
+        all_sure &= suspects[grid]
+        all_usual = np.broadcast_to(_usual(np.where(np.isfinite(every), every, 1)), every.shape)
+        for at in np.flatnonzero(all_sure.any(axis=1)):
+            row, times, sure, usual = int(grid[at]), every[at], all_sure[at], all_usual[at]
+            rows = int(starts[row]), int(starts[row + 1])
+            alone = sure & _unlike(times / usual)
+            if sure.all() and not alone.any():
+                yield OffScale(row, None, float(np.median(times)), _weights(quant, rows, None))
+            elif quant.scale.shape[1] > 1:
+                for group in map(int, np.flatnonzero(alone)):
+                    by = float(times[group] / usual[group])
+                    yield OffScale(row, group, by, _weights(quant, rows, group))
 
 
-def _sums(quant: GroupQuant, pair: SideBySide, first: int, last: int) -> NDArray[np.float64]:
-    """Of rows of one row of the grid, by group, over the weights that are not at an end: their
+def _sums_of(
+    quant: GroupQuant, pair: SideBySide, rows: NDArray[np.bool_]
+) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float64]]]:
+    """Of these rows of the grid, a few at a time: which, and their sums [6, rows, groups]."""
+    if quant.scheme.rows == 1:
+        for first in range(0, rows.size, _ROWS):
+            some = first + np.flatnonzero(rows[first : first + _ROWS])
+            if some.size:
+                yield some, _sums(quant, pair, some)
+        return
+    starts = [*_starts(quant), quant.shape[0]]
+    for row in np.flatnonzero(rows):
+        sums = np.zeros((6, 1, quant.scale.shape[1]))
+        for first in range(starts[row], starts[row + 1], _ROWS):
+            part = np.arange(first, min(first + _ROWS, starts[row + 1]))
+            sums += _sums(quant, pair, part).sum(axis=1, keepdims=True)
+        yield np.array([row]), sums
+
+
+def _weights(quant: GroupQuant, rows: tuple[int, int], group: int | None) -> str:
+    """`row 5, columns 128 to 255`."""
+    first, last = rows
+    said = f"row {first}" if last - first == 1 else f"rows {first} to {last - 1}"
+    if group is None:
+        return said
+    columns = np.flatnonzero(quant.group_index() == group)
+    if columns[-1] - columns[0] + 1 != columns.size:
+        return f"{said}, group {group} of its g_idx"
+    return f"{said}, columns {columns[0]} to {columns[-1]}"
+>>>>>>> side-a
+
+
+def _sums(quant: GroupQuant, pair: SideBySide, rows: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Of rows that are near each other, by group, over the weights that are not at an end: their
     count; of w and q in steps: w, q, w w, w q and q q."""
-    part = quant.rows(slice(first, last))
+    part = quant.rows(rows)
+    first, last = int(rows[0]), int(rows[-1]) + 1
     step = np.maximum(steps_of(part), np.float32(1e-30))
     inner = _inner(part)
     w, q = (
-        np.where(inner, m(first, last) / step, np.float32(0)) for m in (pair.source, pair.stored)
+        np.where(inner, m(first, last)[rows - first] / step, np.float32(0))
+        for m in (pair.source, pair.stored)
     )
     sums = (inner.astype(np.float32), w, q, w * w, w * q, q * q)
-    return np.stack([sums_by_group(part, one).sum(axis=0) for one in sums])
+    return np.stack([sums_by_group(part, one) for one in sums])
 
 
 def _inner(quant: GroupQuant) -> NDArray[np.bool_]:
@@ -199,7 +256,7 @@ def _judged(
     off = (ww - 2 * wq + qq) / count
     if centred:
         ww, wq, qq = ww - w * w / count, wq - w * q / count, qq - q * q / count
-    times = qq / wq
+    times = np.divide(qq, wq, out=np.full_like(qq, np.nan), where=wq != 0)
     left = np.maximum((times * times * ww - qq) / count, 0)
     rounded = np.maximum(left, _ROUNDED)
     sure = (off > worth(count) * rounded) & (left < _EXPLAINED * _ROUNDED)
