@@ -85,6 +85,19 @@ def test_a_line_and_single_bytes_of_small_floats(kind: str) -> None:
     assert found is not None and 10 < found.weights <= 60
 
 
+@pytest.mark.parametrize("kind", FLOATS)
+def test_beside_rows_and_columns_of_0(kind: str) -> None:
+    """Such as heads that a model was made wider by."""
+    weight = normal()
+    weight[:256] = 0
+    weight[:, :64] = 0
+    quant = small_floats(weight, kind)
+    assert beside(quant, weight).blanks is None
+    quant.codes[300, 64:128] = 0
+    found = beside(quant, weight).blanks
+    assert found is not None and found.where.endswith("row 300")
+
+
 def test_bytes_of_eight_bits_whose_middle_is_0() -> None:
     """int8, whose byte of 0 is a weight of 0; packed, it is the lowest of the codes."""
     weight = normal()

@@ -138,13 +138,20 @@ def _judged(quant: GroupQuant, code: _Code, lost: Places, others: Places) -> Bla
     if not code.lowest:
         lost = _but_all_of_them(quant, code, lost)
         told = lost[0].size >= _enough(_MIDDLE, others[0].size)
-        told = told and (quant.codes == code.number).mean() <= _MANY
+        told = told and not _is_pruned(quant.codes == code.number)
     else:
         told = quant.scheme.bits > _COARSE and lost[0].size >= _enough(_LOWEST, others[0].size)
         if not told:
             lost = _by_columns(quant, lost, others)
             told = lost[0].size > 0
     return Blanks(lost[0].size, _where(lost)) if told else None
+
+
+def _is_pruned(blank: NDArray[np.bool_]) -> bool:
+    """Whether many weights are 0, outside of rows and columns that are 0 altogether."""
+    rest = blank[blank.mean(axis=1) < _ALL]
+    rest = rest[:, rest.mean(axis=0) < _ALL] if rest.size else rest
+    return bool(rest.size == 0 or rest.mean() > _MANY)
 
 
 def _enough(least: tuple[int, float], others: NDArray[np.int64] | int) -> Any:
