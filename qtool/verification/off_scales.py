@@ -155,23 +155,6 @@ def _unlike(times: NDArray[np.floating]) -> NDArray[np.bool_]:
 def _found(quant: GroupQuant, pair: SideBySide, suspects: NDArray[np.bool_]) -> Iterator[OffScale]:
     """Those of the suspects that a factor explains, weight by weight."""
     starts = [*_starts(quant), quant.shape[0]]
-<<<<<<< HEAD
-    for row in np.flatnonzero(suspects.any(axis=1)):
-        rows = int(starts[row]), int(starts[row + 1])
-        sums = np.zeros((6, quant.scale.shape[1]))
-        for first in range(*rows, _ROWS):
-            sums += _sums(quant, pair, first, min(first + _ROWS, rows[1]))
-        times, sure = _judged(sums, quant.scheme.outer == "offset")
-        sure &= suspects[row]
-        usual = np.broadcast_to(_usual(np.where(np.isfinite(times), times, 1)), times.shape)
-        alone = sure & _unlike(times / usual)
-        if sure.all() and not alone.any():
-            yield OffScale(int(row), None, float(np.median(times)), weights_of(quant, rows, None))
-        elif quant.scale.shape[1] > 1:
-            for group in map(int, np.flatnonzero(alone)):
-                by = float(times[group] / usual[group])
-                yield OffScale(int(row), group, by, weights_of(quant, rows, group))
-=======
     for grid, sums in _sums_of(quant, pair, np.asarray(suspects.any(axis=1))):
         every, all_sure = _judged(sums, quant.scheme.outer == "offset")
         all_sure &= suspects[grid]
@@ -181,11 +164,11 @@ def _found(quant: GroupQuant, pair: SideBySide, suspects: NDArray[np.bool_]) -> 
             rows = int(starts[row]), int(starts[row + 1])
             alone = sure & _unlike(times / usual)
             if sure.all() and not alone.any():
-                yield OffScale(row, None, float(np.median(times)), _weights(quant, rows, None))
+                yield OffScale(row, None, float(np.median(times)), weights_of(quant, rows, None))
             elif quant.scale.shape[1] > 1:
                 for group in map(int, np.flatnonzero(alone)):
                     by = float(times[group] / usual[group])
-                    yield OffScale(row, group, by, _weights(quant, rows, group))
+                    yield OffScale(row, group, by, weights_of(quant, rows, group))
 
 
 def _sums_of(
@@ -205,19 +188,6 @@ def _sums_of(
             part = np.arange(first, min(first + _ROWS, starts[row + 1]))
             sums += _sums(quant, pair, part).sum(axis=1, keepdims=True)
         yield np.array([row]), sums
-
-
-def _weights(quant: GroupQuant, rows: tuple[int, int], group: int | None) -> str:
-    """`row 5, columns 128 to 255`."""
-    first, last = rows
-    said = f"row {first}" if last - first == 1 else f"rows {first} to {last - 1}"
-    if group is None:
-        return said
-    columns = np.flatnonzero(quant.group_index() == group)
-    if columns[-1] - columns[0] + 1 != columns.size:
-        return f"{said}, group {group} of its g_idx"
-    return f"{said}, columns {columns[0]} to {columns[-1]}"
->>>>>>> side-a
 
 
 def _sums(quant: GroupQuant, pair: SideBySide, rows: NDArray[np.int64]) -> NDArray[np.float64]:
