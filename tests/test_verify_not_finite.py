@@ -8,9 +8,12 @@ import torch
 from quantizing import quantize
 from safetensors.torch import load_file, save_file
 from test_verify_single_scales import forget_digests, tiny_folder
+from typer.testing import CliRunner
 
 from qtool.checkpoints.links import check_links
+from qtool.cli.main import app
 from qtool.errors import SourceError
+from qtool.formats.gguf_file import GgufFile
 from qtool.verification.finding import Finding
 from qtool.verification.run import verify_artifact
 
@@ -67,3 +70,26 @@ def test_parts_of_mlx_may_have_other_bits(tmp_path: Path) -> None:
     sets = ["overrides=[{match: '*.v_proj', weights: {bits: 8}}]"]
     quantize(tiny_folder(), "w4g64-mlx-rtn", tmp_path / "out", *sets)
     assert not [one for one in errors(tmp_path / "out") if one.check == "fused"]
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "where"),
+    [("blk.1.ffn_up.weight", 5, "row 5, column 0"), ("output_norm.weight", 0, "column 0")],
+)
+def test_one_number_of_gguf(name: str, row: int, where: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.gguf"
+    quantize_gguf(path)
+    with GgufFile.open(path) as file:
+        tensor = file.tensors[name]
+    data = bytearray(path.read_bytes())
+    at = tensor.start + row * tensor.row_bytes
+    data[at : at + 4] = b"\0\x7e\xff\x7f"  # NaN of float16, and of float32
+    path.write_bytes(data)
+    (found,) = errors(path)
+    assert found.check == "values" and found.name == name
+    assert f"NaN or infinite, the first in {where}; fetch" in found.message
+
+
+def quantize_gguf(path: Path) -> None:
+    words = ["quantize", "tiny", "--recipe", "q4_k_m", "-o", str(path)]
+    assert CliRunner().invoke(app, words).exit_code == 0

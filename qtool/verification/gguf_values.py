@@ -191,10 +191,15 @@ def check_values(sums: Sums) -> Iterator[Finding]:
                 if not math.isfinite(sums.size[n])
             )  # fmt: skip
             piece = sums.pieces[first]
+            weights = floats_of(tensor, piece.first, piece.last)
+            row, column = divmod(int((~np.isfinite(weights)).argmax()), tensor.in_features)
+            where = f"column {column}"
+            if len(tensor.shape) > 1:
+                where = f"row {piece.first + row}, {where}"
             yield Finding(
                 "error", "values", tensor.name,
-                f"{tensor.name} ({tensor.type_in_file.name}) has weights that are NaN or infinite "
-                f"in rows {piece.first} to {piece.last - 1}; fetch or make the file again",
+                f"{tensor.name} ({tensor.type_in_file.name}) has weights that are NaN or infinite, "
+                f"the first in {where}; fetch or make the file again",
             )  # fmt: skip
         elif total and (hole := int(sums.holes[sums.pieces.of(number)].sum())):
             yield Finding(
