@@ -57,7 +57,9 @@ def off_scales(quant: GroupQuant, pair: SideBySide, groups: Floats) -> tuple[Off
     if quant.scheme.bits < _FEWEST_BITS or quant.scale.size < 2:
         return ()
     many = max(1, int(MANY * quant.scale.size))
-    found = list(islice(_found(quant, pair, _suspects(quant, groups)), many + 1))
+    suspects = _suspects(quant, groups)
+    suspects &= _of_grid(quant, groups)[1] != 0  # of zeros there is no factor
+    found = list(islice(_found(quant, pair, suspects), many + 1))
     if len(found) > many:
         return ()
     by_group = Counter(one.group for one in found)
