@@ -57,13 +57,16 @@ def check_by_table(
     used: set[str] = set()
     places: list[_Place] = []
     others: list[OtherShape] = []
+    said: set[str] = set()
     for place in _places(architecture, config, names):
         places.append(place)
         used.update(place.found)
         try:
             others += _other_shape(subject, place, names, config)
-        except QtoolError as error:
-            yield Finding("error", CHECK, names[place.found[0]], str(error))
+        except QtoolError as error:  # of a setting, for every tensor that it shapes
+            if str(error) not in said:
+                yield Finding("error", CHECK, names[place.found[0]], str(error))
+            said.add(str(error))
     if others:
         yield Finding("error", CHECK, others[0].name, f"{said_shapes(others)}; {OF_OTHERS}")
     used.update(_learned(architecture, config, names))

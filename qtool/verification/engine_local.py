@@ -78,12 +78,13 @@ def transformers_findings(view: EngineView) -> Iterator[Finding]:
             f"transformers has kernels for the AWQ layout {view.layout} on NVIDIA GPUs alone; "
             "gemm loads everywhere",
         )  # fmt: skip
-    status = view.quantization.get("quantization_status", "initialized")
+    status = view.quantization.get("quantization_status")
     if view.format == "compressed-tensors" and view.quantized and status != "compressed":
+        said = "without a quantization_status" if status is None else f"by that of {status!r}"
         yield Finding(
-            "error", "engine-format", "",
-            f"transformers takes weights for dense ones by quantization_status {status!r}, and "
-            "leaves those that are stored packed; set it to compressed",
+            "error", "engine-format", "quantization_status",
+            f"transformers loads the codes as if they were weights, or none, {said}: set "
+            "quantization_status to compressed",
         )  # fmt: skip
     if view.format == auto_round.NAME:
         yield from engine_auto_round.transformers_findings(view)

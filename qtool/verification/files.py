@@ -3,6 +3,7 @@
 Every shard is looked at by itself, so that one broken file does not hide the next.
 """
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,8 @@ _SINGLE = "model.safetensors"
 _INDEX = ".index.json"
 _MISTRAL = "consolidated"  # how Mistral's own files begin
 _OWN_NAME = "transformers_weights"  # in config.json, a file of another name
+_MLX = "quantization"  # in config.json, of what mlx-lm reads, whatever it is called
+_PART = re.compile(r"-\d+-of-(\d{1,9})[.]safetensors$")
 
 
 def check_files(path: Path) -> Iterator[Finding]:
@@ -45,14 +48,20 @@ def check_files(path: Path) -> Iterator[Finding]:
 def _unnamed(folder: Path, name: str) -> Iterator[Finding]:
     """A file of weights that has no name of transformers' and is not named by config.json."""
     try:
-        said = st.read_json(folder / "config.json").get(_OWN_NAME)
+        config = st.read_json(folder / "config.json")
     except QtoolError:
-        said = None  # which is told where the config is read
-    if said is None and not name.startswith(_MISTRAL):
+        config = {}  # which is told where the config is read
+    if (part := _PART.search(name)) is not None and int(part[1]) > 1:
         yield Finding(
             "warning", CHECK, name,
-            f"{name} is not called {_SINGLE}, so that transformers does not find the weights, and "
-            "vLLM does: rename it",
+            f"{name} is one file of {int(part[1])} by its name, and the others are not there: fetch "
+            "them, and their index",
+        )  # fmt: skip
+    elif _OWN_NAME not in config and _MLX not in config and not name.startswith(_MISTRAL):
+        yield Finding(
+            "warning", CHECK, name,
+            f"{name} is not called {_SINGLE}, so that transformers does not find the weights: "
+            "rename it",
         )  # fmt: skip
 
 

@@ -76,6 +76,7 @@ class Verdict:
             "engine": self.engine,
             "tp": self.tp,
             "ok": self.ok,
+            "doubts": list(self.doubts),
             "unquantized_share": self.unquantized_share,
             "checks": list(self.checks),
             "findings": [asdict(finding) for finding in self.findings],

@@ -158,13 +158,20 @@ def check_ends(path: Path) -> Iterator[Finding]:
         for part in file.files:
             ends = [one.start + one.nbytes for one in file.tensors.values() if one.file == part]
             more = part.stat().st_size - max(ends, default=0)
-            if ends and more >= max(file.alignment, _PAGE):  # fewer are padding
+            # Few are padding, and so are zeros, however many.
+            if ends and more >= max(file.alignment, _PAGE) and _any(part, max(ends)):
                 yield Finding(
                     "warning", "keys", part.name,
                     f"{part.name} goes on for {more:,} bytes behind its last tensor, which nothing "
-                    "reads: something was joined to it, or it was written over a larger file; "
-                    "fetch or make it again",
+                    "reads and no writer of GGUF leaves; fetch or make it again",
                 )  # fmt: skip
+
+
+def _any(path: Path, start: int) -> bool:
+    """Whether a byte from there on is not 0."""
+    with path.open("rb") as file:
+        file.seek(start)
+        return any(part.strip(b"\0") for part in iter(lambda: file.read(1 << 20), b""))
 
 
 def _length(metadata: Mapping[str, Value], key: str) -> int | None:

@@ -7,6 +7,7 @@ another value of one setting makes sense of all of them, it is the setting that 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from qtool.verification.subject import Subject, module_of, subject_of
 
 CHECK = "shapes"
 _TABLE = "quantization_config"
+_MOST = 16  # settings that are tried
 _BITS = (2, 3, 4, 5, 6, 8)
 _SIZES = (16, 32, 64, 128, 256, 512, 1024, -1)
 # What settings of any format may say instead, under the names that formats have for them.
@@ -82,22 +84,23 @@ def other_setting(artifact: Artifact, broken: Sequence[str]) -> Setting | None:
     table = artifact.checkpoint.config.get(_TABLE)
     if not isinstance(table, Mapping):
         return None
-    found = [
-        Setting(path, said, value)
-        for path, said in _settings(table)
-        for value in _OTHERS[path[-1]]
-        if value != said
-        and _fits(artifact, _with(table, path, value), broken[:1], alone=True)
-        and _fits(artifact, _with(table, path, value), broken)
-    ]
+    first = _only(artifact, broken[0])
+    found = []
+    for path, said in islice(_settings(table, broken[0]), _MOST):
+        for value in _OTHERS[path[-1]]:
+            changed = _with(table, path, value)
+            if value != said and _fits(first, changed, broken[:1]):
+                found += [Setting(path, said, value)] * _fits(artifact, changed, broken)
     return found[0] if len(found) == 1 else None
 
 
-def _settings(table: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], object]]:
-    """Those that may be wrong, with their keys from the outside in."""
+def _settings(table: Mapping[str, Any], module: str) -> Iterator[tuple[tuple[str, ...], object]]:
+    """Those that may be wrong, with their keys from the outside in; of tables for single modules
+    that of this module alone."""
     for key, value in table.items():
         if isinstance(value, Mapping):
-            yield from (((key, *path), said) for path, said in _settings(value))
+            if "." not in key or key == module:
+                yield from (((key, *path), said) for path, said in _settings(value, module))
         elif key in _OTHERS and table.get("type") != "float":
             yield (key,), value
 
@@ -108,18 +111,19 @@ def _with(table: Mapping[str, Any], path: Sequence[str], value: object) -> dict[
     return {**table, key: _with(table[key], rest, value) if rest else value}
 
 
-def _fits(
-    artifact: Artifact, table: Mapping[str, Any], modules: Sequence[str], alone: bool = False
-) -> bool:
+def _only(artifact: Artifact, module: str) -> Artifact:
+    """The artifact with the tensors of one module."""
+    tensors = artifact.checkpoint.tensors
+    own = {name: info for name, info in tensors.items() if module_of(name) == module}
+    return replace(artifact, checkpoint=replace(artifact.checkpoint, tensors=own))
+
+
+def _fits(artifact: Artifact, table: Mapping[str, Any], modules: Sequence[str]) -> bool:
     """Whether modules are matrices of codes by another table, and all others still are, of the
-    shapes that the architecture has. alone: nothing is asked of others."""
-    checkpoint = artifact.checkpoint
-    tensors = checkpoint.tensors
-    if alone:
-        tensors = {name: info for name, info in tensors.items() if module_of(name) in modules}
-    config = {**checkpoint.config, _TABLE: table}
+    shapes that the architecture has."""
+    config = {**artifact.checkpoint.config, _TABLE: table}
     try:
-        changed = Artifact.of(replace(checkpoint, config=config, tensors=tensors))
+        changed = Artifact.of(replace(artifact.checkpoint, config=config))
     except QtoolError:
         return False
     found = subject_of(Path(), changed, None)

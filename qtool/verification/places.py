@@ -12,6 +12,6 @@ def weights_of(quant: GroupQuant, rows: tuple[int, int], group: int | None) -> s
     if group is None:
         return said
     columns = np.flatnonzero(quant.group_index() == group)
-    if columns[-1] - columns[0] + 1 != columns.size:
+    if not columns.size or columns[-1] - columns[0] + 1 != columns.size:
         return f"{said}, group {group} of its g_idx"
     return f"{said}, columns {columns[0]} to {columns[-1]}"

@@ -211,7 +211,7 @@ def _verdict(
             everything = folds.settled(subject, [*compared, *others])
             compared = [c for c in everything if c.groups]
             findings += _said(error.CHECK, error.check_errors(subject, compared))
-            findings += swapped.check_swapped(subject, compared)
+            findings += _said(swapped.CHECK, swapped.check_swapped(subject, compared))
             findings += _said(error.CHECK, biases.check_biases(subject, everything, norms))
             findings += folds.check_folds(subject, everything, norms)
             findings += _said(error.MADE_OF, error.check_made_of(subject))

@@ -154,7 +154,7 @@ def _compared(name: str, quant: GroupQuant, source: Rows, norms: Mapping[str, Fl
         lost_codes=lost_codes,
         as_columns=found.as_columns if found else None,
         off_scales=_off(quant, pair, sums, scales),
-        blanks=None if pruned else blanks(quant, pair.scaled(*scales), sums),
+        blanks=None if pruned or left > LOST * whole else blanks(quant, pair.scaled(*scales), sums),
     )
 
 

@@ -1,10 +1,11 @@
 """Matrices that are far from the source's of their name, and are another one of it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
 from qtool.errors import QtoolError
+from qtool.formats.dtypes import FLOAT_DTYPES
 from qtool.scheme import GroupQuant
 from qtool.streaming.weights import Weights, rows_of
 from qtool.verification.finding import Finding
@@ -27,7 +28,10 @@ def check_swapped(subject: Subject, compared: Sequence[Compared]) -> Iterator[Fi
     lost = [c.name for c in compared if c.groups and c.error > LOST]
     if source is None or not lost or len(lost) > _MOST * len(compared):
         return
-    found = {name: of for name in lost[:_LOOKED_AT] if (of := _other(subject, source, name))}
+    starts = {
+        name: rows for name in lost[:_LOOKED_AT] if (rows := _start(subject, name)) is not None
+    }
+    found = _others(source, starts)
     if found:
         pairs = [f"{name} is the source's {other}" for name, other in found.items()]
         yield Finding(
@@ -37,23 +41,31 @@ def check_swapped(subject: Subject, compared: Sequence[Compared]) -> Iterator[Fi
         )  # fmt: skip
 
 
-def _other(subject: Subject, source: Weights, name: str) -> str | None:
-    """The matrix of the source that a matrix of the artifact is; None where none is alike."""
+def _start(subject: Subject, name: str) -> Floats | None:
+    """The first rows of a matrix of codes."""
     try:
         quant = subject.artifact.read(name)
     except QtoolError:
         return None
     if not isinstance(quant, GroupQuant):
         return None
-    shape = quant.shape
-    rows = rows_of_quant(quant)(0, min(_ROWS, shape[0]))
-    alike = {
-        other: _cosine(rows, rows_of(source, other)(0, len(rows)))
-        for other, info in source.tensors.items()
-        if tuple(info.shape) == shape and other != name
-    }
-    best = max(alike, key=alike.__getitem__, default=None)
-    return best if best is not None and alike[best] > _LIKE else None
+    return rows_of_quant(quant)(0, min(_ROWS, quant.shape[0]))
+
+
+def _others(source: Weights, starts: Mapping[str, Floats]) -> dict[str, str]:
+    """By matrix, the one of the source that it is; those that none is alike are left out. Each of
+    the source's is read once."""
+    best: dict[str, tuple[float, str]] = {}
+    shapes = {name: (source.tensors[name].shape, rows) for name, rows in starts.items()}
+    wanted = {shape for shape, _ in shapes.values()}
+    for other, info in source.tensors.items():
+        if info.shape not in wanted or info.dtype not in FLOAT_DTYPES:
+            continue
+        there = rows_of(source, other, in_parts=True)(0, min(_ROWS, info.shape[0]))
+        for name, (shape, rows) in shapes.items():
+            if shape == info.shape and name != other:
+                best[name] = max(best.get(name, (_LIKE, "")), (_cosine(rows, there), other))
+    return {name: other for name, (_, other) in best.items() if other}
 
 
 def _cosine(one: Floats, other: Floats) -> float:

@@ -43,7 +43,8 @@ def unusual(compared: Sequence[Compared], nearest: bool | None) -> list[Compared
     if nearest is False or len(ratios) < _FEWEST:
         return []
     usual = float(np.median(list(ratios.values())))
-    found = [c for c in compared if ratios.get(c.name, 0.0) > _FAR * usual]
+    # Weights that lay on the grid already have no error to speak of.
+    found = [c for c in compared if ratios.get(c.name, 0.0) > _FAR * max(usual, 1.0)]
     if usual > _USUAL or not 0 < len(found) <= _MOST * len(ratios):
         return []
     if nearest is None:

@@ -167,5 +167,5 @@ CASES = [
     Broken("order-given-up", "vllm#7374", "ct", weights(actorder="group"), "engine-scheme", "_proj",
            "actorder group", engine="vllm"),
     Broken("never-said-to-be-packed", "saved by hand", "ct", status("frozen"), "engine-format", "",
-           "quantization_status 'frozen'", engine="transformers"),
+           "by that of 'frozen': set quantization_status", engine="transformers"),
 ]  # fmt: skip
