@@ -27,10 +27,13 @@ _FAR = 0.6  # of the steps from the lowest code to the middle
 _USUAL = {4: 1.0, 8: 0.5}  # by bits: of the root of the mean square
 _STEPS = 4.0  # or steps from a weight of 0, where most that share its scale are smaller
 # Weights, and times as many as at the other codes: where 0 is the lowest code, and where a weight
-# of 0. GPTQ leaves 3.8 times as many, of 3 bits.
+# of 0. GPTQ leaves twice as many of 4 bits, of 3 sometimes six times.
 _LOWEST, _MIDDLE = (16, 6.0), (8, 4.0)
-_COARSE = 2  # bits, of which GPTQ takes many weights so far: only columns tell
-_SHARE = 0.4  # of the weights of one column in MOST_ROWS rows: more than GPTQ leaves of any
+# Of fewer bits GPTQ takes many weights so far: only columns tell. Of the weights of one column in
+# MOST_ROWS rows, by bits: more than GPTQ leaves of any (0.28, 0.05).
+_COARSE = 3
+_SHARE = {2: 0.4, 3: 0.15}
+_OTHER_SHARE = 0.25
 _ROUNDED = 0.75 / 12, 6e-4  # of step^2, and of small floats of 8 bits W W: rounding leaves more
 _ALL, _MANY = 0.9, 0.3  # of a column or row, and of a matrix: 0 on purpose
 
@@ -183,7 +186,8 @@ def _by_columns(quant: GroupQuant, lost: Places, others: Places) -> Places:
 
     sizes = np.repeat(np.diff(np.arange(0, out, MOST_ROWS), append=out), columns)
     found = counts(lost)
-    torn = (found > _SHARE * sizes) & (found >= _enough(_LOWEST, counts(others)))
+    share = _SHARE.get(quant.scheme.bits, _OTHER_SHARE)
+    torn = (found > share * sizes) & (found >= _enough(_LOWEST, counts(others)))
     kept = torn[lost[0] // MOST_ROWS * columns + lost[1]]
     return lost[0][kept], lost[1][kept]
 
