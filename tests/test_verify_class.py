@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from gallery import raw
 from quantizing import quantize
@@ -52,12 +53,22 @@ def awq(healthy: Path, tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("changes", "severity", "phrase"),
     [
-        ({"architectures": ["FooForCausalLM"]}, "warning", "architectures FooForCausalLM, and"),
+        ({"architectures": ["FooForCausalLM"]}, "warning", "architectures 'FooForCausalLM', and"),
         ({"architectures": ["Qwen2ForCausalLM"]}, "warning", "has LlamaForCausalLM, "),
-        ({"model_type": "qwen2"}, "warning", "and model_type qwen2, of which .* Qwen2ForCausalLM"),
+        (
+            {"model_type": "qwen2"},
+            "warning",
+            "model_type 'qwen2', of which .* Qwen2ForCausalLM",
+        ),
         ({"model_type": "foo"}, "warning", "model_type 'foo', which transformers .* not know"),
         ({"model_type": None}, "warning", "no model_type"),
         ({"model_type": 3}, "error", "model_type 3; expected a name"),
+        ({"model_type": "llama\n"}, "error", "expected a name of letters"),
+        ({"model_type": "Llama"}, "warning", "model_type 'Llama', which transformers"),
+        ({"model_type": "foo", "auto_map": {}}, "warning", "model_type 'foo', which"),
+        ({"architectures": ["x" * 5000]}, "warning", "architectures 'x{10,60}, and model_type"),
+        ({"num_hidden_layers": []}, "error", r"num_hidden_layers \[\]; .* from 1"),
+        ({"num_attention_heads": []}, "error", r"num_attention_heads \[\]"),
         ({"architectures": "LlamaForCausalLM"}, "error", "expected a list"),
         ({"architectures": [None]}, "error", "expected a list"),
         ({"num_hidden_layers": -1}, "error", "num_hidden_layers -1; .* from 1"),
@@ -82,6 +93,11 @@ def test_what_is_no_model(
         {"architectures": ["MistralForCausalLM"]},  # of one computation
         {"architectures": ["LLaMAForCausalLM"]},  # as it was called at first
         {"architectures": ["LlamaForCausalLMEagle3"]},  # a draft of the same model
+        {"architectures": ["Eagle3LlamaForCausalLM"]},
+        {"architectures": ["LlavaLlamaForCausalLM"], "model_type": "llava"},
+        {"architectures": ["LongcatFlashForCausalLM"], "model_type": None},
+        {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "kimi_k2"},
+        {"architectures": ["OwnForCausalLM"], "model_type": "own"},  # newer than what is installed
         {"architectures": ["LlamaForSequenceClassification"]},
         {"architectures": None},
         {"model_type": "foo", "auto_map": {"AutoConfig": "own.Config"}},  # code beside it
@@ -96,7 +112,8 @@ def test_transformers_refuses_what_it_does_not_know() -> None:
     (one,) = refused_by_transformers({"model_type": "foo"})
     assert one.severity == "error" and "will refuse model_type 'foo'" in one.message
     assert not [*refused_by_transformers({"model_type": "llama"})]
-    assert not [*refused_by_transformers({"model_type": "foo", "auto_map": {}})]
+    assert not [*refused_by_transformers({"model_type": "foo", "auto_map": {"AutoConfig": "x.Y"}})]
+    assert [*refused_by_transformers({"model_type": "foo", "auto_map": {"AutoTokenizer": "x.Y"}})]
     assert classes_of("foo") is None and "LlamaForCausalLM" in (classes_of("llama") or ())
 
 
@@ -184,6 +201,31 @@ def test_what_is_quantized_itself_is_no_source(awq: Path, healthy: Path) -> None
     (one,) = said(awq, "against", against=healthy)
     assert one.severity == "note" and "is itself quantized (awq)" in one.message
     assert said(awq, "against", against=TINY) == []
+
+
+def test_a_setting_that_shapes_all_is_told_once(awq: Path) -> None:
+    path = awq / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"num_key_value_heads": [1, 2]}))
+    assert len(said(awq, "tensors")) == 1
+
+
+def test_one_file_of_many(awq: Path) -> None:
+    (awq / "model.safetensors").rename(awq / "model-00001-of-00002.safetensors")
+    (one,) = said(awq, "files")
+    assert one.severity == "warning" and "is one file of 2 by its name" in one.message
+
+
+def test_a_scale_that_is_none_of_a_group_without_columns(tmp_path: Path) -> None:
+    quantize(TINY, "w4g64-rtn", tmp_path / "x", "format=gptq", "weights.symmetric=true")
+    name = UP.format(1)
+    with raw.edited(tmp_path / "x") as tensors:
+        index, scales = tensors[f"{name}.g_idx"], tensors[f"{name}.scales"]
+        tensors[f"{name}.g_idx"] = index.changed(np.where(index.array == 1, 0, index.array))
+        changed = scales.array.copy()
+        changed[1, 5] = np.nan
+        tensors[f"{name}.scales"] = scales.changed(changed)
+    (one,) = said(tmp_path / "x", "scales")
+    assert "the first: row 5, group 1 of its g_idx" in one.message
 
 
 def test_a_file_of_another_name(awq: Path) -> None:

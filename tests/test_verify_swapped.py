@@ -1,10 +1,13 @@
 """A matrix under another one's name is told by what it is."""
 
+import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from gallery import raw
 from quantizing import quantize
+from safetensors.torch import load_file, save_file
 from verifying import forget_digests
 
 from qtool import tiny
@@ -39,3 +42,16 @@ def test_what_it_is_instead(recipe: str, tmp_path: Path) -> None:
     assert one.message.startswith("3 matrices stand under names of another: ")
     for here, there in ((Q.format(0), OUT.format(1)), (Q.format(2), Q.format(0))):
         assert f"{here}.weight is the source's {there}.weight" in one.message
+
+
+def test_what_is_no_weight_of_the_source_is_passed_over(tmp_path: Path) -> None:
+    out, source = tmp_path / "x", tmp_path / "source"
+    quantize(TINY, "w4g128-rtn", out)
+    exchange(out, Q.format(0), Q.format(2))
+    shutil.copytree(TINY, source, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+    tensors = load_file(source / "model.safetensors")
+    shape = tensors[f"{Q.format(0)}.weight"].shape
+    tensors["model.layers.0.self_attn.table"] = torch.zeros(shape, dtype=torch.int32)
+    save_file(tensors, source / "model.safetensors")
+    (one,) = [f for f in verify_artifact(out, against=source).findings if f.check == "swapped"]
+    assert one.message.startswith("2 matrices stand")

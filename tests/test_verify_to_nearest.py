@@ -52,6 +52,7 @@ def test_few_that_are_far_among_many_that_are_near() -> None:
         ([*[1.9] * 20, 3.9], (0, 0)),  # GPTQ
         ([1.0] * 8 + [3.0] * 4, (0, 0)),  # too many
         ([1.0, 1.0, 3.0], (0, 0)),  # among too few
+        ([*[0.03] * 9, 0.9], (0, 0)),  # of a source on the grid, but for some
     ],
 )
 def test_what_methods_leave(ratios: list[float], told: tuple[int, int]) -> None:

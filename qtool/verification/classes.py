@@ -1,8 +1,7 @@
 """Whether config.json tells which model the weights are of: its class and model type, and counts.
 
-vLLM and SGLang go by `architectures`, transformers by `model_type`. Where the two are of one name
-and qtool's own table knows the class, nobody else is asked; else transformers is, which takes a
-second or two to import.
+vLLM and SGLang go by `architectures`, transformers by `model_type`. Where the two are of one name,
+as nearly all are, nobody else is asked; else transformers is, which takes seconds to import.
 """
 
 import re
@@ -10,7 +9,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from qtool.checkpoints.structure import text_config
-from qtool.gguf.architectures import TABLE
 from qtool.verification.finding import Finding
 from qtool.verification.sentences import some
 from qtool.verification.subject import Subject
@@ -19,6 +17,14 @@ CHECK = "class"
 _SHOWN = 60  # characters of a value
 # What comes behind the model's name in a class's.
 _TASK = re.compile(r"(For[A-Z]|LMHead|Model$|Model(?=[A-Z])).*")
+_SPELLED = re.compile("[A-Za-z0-9_.-]+")
+# Read by vLLM's own code (0.33, transformers_utils/config.py), under any class.
+_OF_VLLM = frozenset({
+    "RefinedWeb", "RefinedWebModel", "deepseek_v32", "deepseek_vl_v2", "eagle", "kimi_k2",
+    "kimi_k25", "kimi_k3", "kimi_linear", "kimi_vl", "minimax_m3_vl", "speculators", "step3_text",
+    "step3_vl", "step3p5", "step5", "step5_vl",
+})  # fmt: skip
+_WITHOUT_TYPE = ("LongcatFlashForCausalLM", "LongcatFlashNgramForCausalLM")  # likewise
 # Of one computation, and called by either's name.
 _ALIKE = ({"llama", "mistral", "internlm3"},)
 _LEAST = {
@@ -28,7 +34,7 @@ _LEAST = {
 
 
 def check_class(subject: Subject) -> Iterator[Finding]:
-    """class: architectures and model_type name one model, which is known, and counts are counts."""
+    """class: architectures and model_type name one model, and counts are counts."""
     config = subject.config
     yield from _counts(text_config(config))
     named, kind = config.get("architectures"), config.get("model_type")
@@ -40,44 +46,62 @@ def check_class(subject: Subject) -> Iterator[Finding]:
         )  # fmt: skip
         return
     first = named[0] if named else None
-    if not isinstance(kind, str) or not kind:
-        if first is not None and kind is not None:
-            why = f"config.json says model_type {_shown(kind)}; expected a name"
-            yield Finding("error", CHECK, "model_type", f"{why}: put back the model's own")
-        elif first is not None:  # where it has neither, the check of tensors says so
-            yield Finding(
-                "warning", CHECK, "model_type",
-                "config.json has no model_type, by which transformers, vLLM and SGLang choose how "
-                "to read it: put back the model's own",
-            )  # fmt: skip
-        return
-    if "auto_map" in config or (first in TABLE and _family(first) == _plain(kind)):
-        return
+    if kind is not None and (not isinstance(kind, str) or not _SPELLED.fullmatch(kind)):
+        yield Finding(
+            "error", CHECK, "model_type",
+            f"config.json says model_type {_shown(kind)}; expected a name of letters, digits and "
+            "_: put back the model's own",
+        )  # fmt: skip
+    elif first is None or _has_code(config):
+        return  # where it has neither, the check of tensors says so
+    elif kind is None and first not in _WITHOUT_TYPE:
+        yield Finding(
+            "warning", CHECK, "model_type",
+            "config.json has no model_type, by which transformers, vLLM and SGLang choose how to "
+            "read it: put back the model's own",
+        )  # fmt: skip
+    elif kind is not None and kind not in _OF_VLLM and not _plainly(first, kind):
+        yield from _unlike(first, kind)
+
+
+def _plainly(first: str, kind: str) -> bool:
+    """Whether a class has the name of a type, which is spelled as types are."""
+    return kind == kind.lower() and _family(first) == _plain(kind)
+
+
+def _unlike(first: str, kind: str) -> Iterator[Finding]:
+    """Of a class and a type of other names, which transformers may know for one model's."""
     classes = classes_of(kind)
     if classes is None:
         yield Finding(
             "warning", CHECK, "model_type",
             f"config.json says model_type {_shown(kind)}, which {_transformers()} does not know, "
-            "and no auto_map says where its code lies: put back the model's own, or use a version "
-            "that knows it",
+            f"and architectures {_shown(first)}, which is no class of that name: put back the "
+            "model's own, or use a version that knows it",
         )  # fmt: skip
-    elif first is not None and classes and not _named_so(first, kind, classes):
+    elif classes and not _named_so(first, kind, classes):
         yield Finding(
             "warning", CHECK, "architectures",
-            f"config.json says architectures {first}, and model_type {kind}, of which transformers "
-            f"has {some(_first_of(classes))}: vLLM and SGLang go by the one, transformers by the "
-            "other; put back the model's own",
+            f"config.json says architectures {_shown(first)}, and model_type {_shown(kind)}, of "
+            f"which transformers has {some(_first_of(classes))}: vLLM and SGLang go by the one, "
+            "transformers by the other; put back the model's own",
         )  # fmt: skip
 
 
 def refused_by_transformers(config: Mapping[str, Any]) -> Iterator[Finding]:
     """engine-class: what that engine says of a model type that it does not know."""
     kind = config.get("model_type")
-    if isinstance(kind, str) and "auto_map" not in config and classes_of(kind) is None:
+    if isinstance(kind, str) and not _has_code(config) and classes_of(kind) is None:
         yield Finding(
             "error", "engine-class", "model_type",
             f"{_transformers()} will refuse model_type {_shown(kind)}: use a version that knows it",
         )  # fmt: skip
+
+
+def _has_code(config: Mapping[str, Any]) -> bool:
+    """Whether it says where the code lies that reads it."""
+    table = config.get("auto_map")
+    return isinstance(table, Mapping) and "AutoConfig" in table
 
 
 def _transformers() -> str:
@@ -102,10 +126,10 @@ def classes_of(kind: str) -> frozenset[str] | None:
 
 
 def _named_so(name: str, kind: str, classes: frozenset[str]) -> bool:
-    """Whether a class is one of the type's, or another of the same model's."""
+    """Whether a class is one of the type's, or another of the same model's, such as a draft."""
     families = {_family(one) for one in classes} | {_plain(kind)}
-    return _family(name) in families or any(families & set_ and _family(name) in set_
-                                            for set_ in _ALIKE)  # fmt: skip
+    families |= {other for alike in _ALIKE if families & alike for other in alike}
+    return any(family in _family(name) for family in families)
 
 
 def _family(name: str) -> str:
@@ -131,10 +155,10 @@ def _is_names(value: object) -> bool:
 
 
 def _counts(config: Mapping[str, Any]) -> Iterator[Finding]:
-    """Whole numbers; some models have a list of them, one a block."""
+    """Whole numbers; of heads some models have a list, one a block."""
     for key, least in _LEAST.items():
         value = config.get(key)
-        if value is None or isinstance(value, list):
+        if value is None or (value and isinstance(value, list) and key.endswith("_heads")):
             continue
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             yield Finding(

@@ -54,8 +54,8 @@ def _unnamed(folder: Path, name: str) -> Iterator[Finding]:
     if (part := _PART.search(name)) is not None and int(part[1]) > 1:
         yield Finding(
             "warning", CHECK, name,
-            f"{name} is one file of {int(part[1])} by its name, and the others are not there: fetch "
-            "them, and their index",
+            f"{name} is one file of {int(part[1])} by its name, and the others are not there: "
+            "fetch them, and their index",
         )  # fmt: skip
     elif _OWN_NAME not in config and _MLX not in config and not name.startswith(_MISTRAL):
         yield Finding(

@@ -28,10 +28,8 @@ def check_swapped(subject: Subject, compared: Sequence[Compared]) -> Iterator[Fi
     lost = [c.name for c in compared if c.groups and c.error > LOST]
     if source is None or not lost or len(lost) > _MOST * len(compared):
         return
-    starts = {
-        name: rows for name in lost[:_LOOKED_AT] if (rows := _start(subject, name)) is not None
-    }
-    found = _others(source, starts)
+    starts = {name: _start(subject, name) for name in lost[:_LOOKED_AT]}
+    found = _others(source, {name: rows for name, rows in starts.items() if rows is not None})
     if found:
         pairs = [f"{name} is the source's {other}" for name, other in found.items()]
         yield Finding(
