@@ -228,6 +228,37 @@ def test_a_scale_that_is_none_of_a_group_without_columns(tmp_path: Path) -> None
     assert "the first: row 5, group 1 of its g_idx" in one.message
 
 
+@pytest.mark.parametrize("key", ["zero_point", "bits", "group_size"])
+def test_what_vllm_asks_for(key: str, awq: Path) -> None:
+    assert said(awq, "engine-config", engine="vllm") == []
+    path = awq / "config.json"
+    config = json.loads(path.read_text())
+    other = {"bits": "w_bit", "group_size": "q_group_size"}.get(key)
+    config["quantization_config"].pop(key)
+    if other is not None:  # by the name that AutoAWQ had for it first
+        config["quantization_config"][other] = {"bits": 4, "group_size": 128}[key]
+    path.write_text(json.dumps(config))
+    found = said(awq, "engine-config", engine="vllm")
+    assert [one.name for one in found] == ([] if other else [key])
+    assert said(awq, "engine-config", engine="sglang") == []
+
+
+def test_transformers_refuses_a_config_without_a_type(awq: Path) -> None:
+    path = awq / "config.json"
+    config = json.loads(path.read_text())
+    del config["model_type"]
+    path.write_text(json.dumps(config))
+    (one,) = said(awq, "engine-class", engine="transformers")
+    assert one.severity == "error" and "without a model_type" in one.message
+
+
+def test_a_type_unlike_the_source_is_told(awq: Path) -> None:
+    path = awq / "config.json"
+    for kind, told in (("foo", 1), ("mistral", 0)):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"model_type": kind}))
+        assert len(said(awq, "settings", against=TINY)) == told
+
+
 def test_a_file_of_another_name(awq: Path) -> None:
     (awq / "model.safetensors").rename(awq / "weights.safetensors")
     (one,) = said(awq, "files")

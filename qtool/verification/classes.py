@@ -91,7 +91,12 @@ def _unlike(first: str, kind: str) -> Iterator[Finding]:
 def refused_by_transformers(config: Mapping[str, Any]) -> Iterator[Finding]:
     """engine-class: what that engine says of a model type that it does not know."""
     kind = config.get("model_type")
-    if isinstance(kind, str) and not _has_code(config) and classes_of(kind) is None:
+    if kind is None and config and not _has_code(config):
+        yield Finding(
+            "error", "engine-class", "model_type",
+            "transformers will refuse a config.json without a model_type: put back the model's own",
+        )  # fmt: skip
+    elif isinstance(kind, str) and not _has_code(config) and classes_of(kind) is None:
         yield Finding(
             "error", "engine-class", "model_type",
             f"{_transformers()} will refuse model_type {_shown(kind)}: use a version that knows it",

@@ -29,8 +29,24 @@ MARLIN_OUT, MARLIN_IN = 64, 128
 BFLOAT_ONLY = ("gemma2", "gemma3", "gemma3_text", "glm4")  # overflow in float16
 
 
+# What vLLM's from_config asks for, under one name or another (0.33, quantization/auto_awq.py and
+# auto_gptq.py).
+_ASKED = {
+    "awq": (("w_bit", "bits"), ("q_group_size", "group_size"), ("zero_point",)),
+    "gptq": (("bits",), ("group_size",), ("desc_act",), ("sym",)),
+}
+
+
 def kernel_findings(view: EngineView, engine: str, who: str, tp: int) -> Iterator[Finding]:
     """What of the weights has no kernel, or a slow one."""
+    method = str(view.quantization.get("quant_method")).lower()
+    for keys in _ASKED.get(method, ()) if engine == "vllm" else ():
+        if all(view.quantization.get(key) is None for key in keys):
+            yield Finding(
+                "error", "engine-config", keys[-1],
+                f"{who} will refuse a quantization_config without {keys[-1]}: put back the config "
+                "that the model was quantized with",
+            )  # fmt: skip
     if view.format == "awq":
         yield from _awq(view, engine, who)
     elif view.format == "gptq":

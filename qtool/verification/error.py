@@ -168,7 +168,7 @@ def check_errors(subject: Subject, compared: Sequence[Compared]) -> Iterator[Fin
     thinned = [c.name for c in quantized if c.pruned and c.error <= LOST]
     yield from pruned.told(CHECK, thinned)
     quantized = [c for c in quantized if c.name not in thinned]
-    off = {} if _rotated(subject) else single_scales.by_matrix(compared)
+    off = {} if rotated(subject) else single_scales.by_matrix(compared)
     yield from single_scales.told(CHECK, off)
     zeros_off = [c for c in quantized if _by_zeros(c)]
     shifted = [c for c in zeros_off if c.off > _MANY_OFF * c.groups]
@@ -188,15 +188,15 @@ def check_errors(subject: Subject, compared: Sequence[Compared]) -> Iterator[Fin
             f"{counted(len(single), 'matrix')} ({some([c.name for c in single])}) are off, most by "
             f"{single[0].step:+d}: {AGAIN}",
         )  # fmt: skip
-    torn = [] if _rotated(subject) else [c for c in quantized if _has_lost_codes(c)]
+    torn = [] if rotated(subject) else [c for c in quantized if _has_lost_codes(c)]
     yield from _lost_codes(torn)
     other = {c.name for c in (*shifted, *single, *torn)}
     blank = [c for c in quantized if c.blanks and not c.wrong and c.name not in other]
-    blank = [] if _rotated(subject) else blank
+    blank = [] if rotated(subject) else blank
     yield from _blank(blank)
     known = {*off, *(c.name for c in (*shifted, *torn, *blank))}
     wrong = [c for c in quantized if not c.explained and c.name not in known]
-    if wrong and (why := _rotated(subject)):
+    if wrong and (why := rotated(subject)):
         yield Finding(
             "note", CHECK, wrong[0].name,
             f"{why}, so the model was rotated: the errors of {counted(len(wrong), 'matrix')} "
@@ -210,7 +210,7 @@ def check_errors(subject: Subject, compared: Sequence[Compared]) -> Iterator[Fin
     nearest = to_nearest.to_nearest((subject.artifact.provenance or {}).get("recipe"))
     other = {*known, *(c.name for c in (*wrong, *single))}
     rest = [c for c in quantized if c.name not in other and not (c.like and c.like.unlike)]
-    strange = [] if _rotated(subject) else to_nearest.unusual(rest, nearest)
+    strange = [] if rotated(subject) else to_nearest.unusual(rest, nearest)
     yield from to_nearest.told(CHECK, strange, nearest)
     if wrong:
         worst = sorted(wrong, key=lambda c: -c.error / (c.expected or 1))
@@ -266,7 +266,7 @@ def _blank(compared: Sequence[Compared]) -> Iterator[Finding]:
 
 def _unlike(subject: Subject, compared: Sequence[Compared]) -> Iterator[Finding]:
     """Matrices near enough as a whole, and wrong in their scales or in some of their parts."""
-    if _rotated(subject):
+    if rotated(subject):
         return
     told = [(c, c.like) for c in compared if c.like is not None]
     # Where layers moved scales between them, one factor of a whole matrix may be among these.
@@ -301,7 +301,7 @@ def _by_zeros(c: Compared) -> bool:
     return c.error < _FROM_ZEROS * c.expected * math.sqrt(1 + steps)
 
 
-def _rotated(subject: Subject) -> str:
+def rotated(subject: Subject) -> str:
     """What tells that the weights are in other directions than the source's; "" where nothing does.
 
     The embedding's rows have the source's lengths, or another tool's config says so.

@@ -21,7 +21,7 @@ from qtool.verification.likeness import others
 from qtool.verification.pairs import heads_of, unpaired
 from qtool.verification.scaling import Compared
 from qtool.verification.sentences import count as counted
-from qtool.verification.sentences import some
+from qtool.verification.sentences import some, verb
 from qtool.verification.side_by_side import Floats, norm
 from qtool.verification.subject import Subject
 
@@ -92,13 +92,15 @@ def check_folds(
     if idle and config.dequantized(subject):
         yield Finding(
             "note", "folds", names[0],
-            f"{counted(len(idle), 'norm')} differ from the source ({some(names)}): {BEFORE}",
+            f"{counted(len(idle), 'norm')} {verb(len(idle), 'differ', 'differs')} from the source "
+            f"({some(names)}): {BEFORE}",
         )  # fmt: skip
     elif idle:
         yield Finding(
             "error", "folds", names[0],
-            f"{counted(len(idle), 'norm')} differ from the source ({some(names)}), and no layer "
-            "was scaled to make up for it; is it the model that this artifact was made of?",
+            f"{counted(len(idle), 'norm')} {verb(len(idle), 'differ', 'differs')} from the source "
+            f"({some(names)}), and no layer was scaled to make up for it; is it the model that this "
+            "artifact was made of?",
         )  # fmt: skip
     left = [
         c.name
@@ -124,8 +126,9 @@ def check_folds(
     if halves:
         yield Finding(
             "error", "folds", halves[0],
-            f"{counted(len(halves), 'matrix')} ({some(halves)}) have scales folded in, and no "
-            "layer before or after has the inverse; make the artifact again",
+            f"{counted(len(halves), 'matrix')} ({some(halves)}) "
+            f"{verb(len(halves), 'have', 'has')} scales folded in, and no layer before or after "
+            "has the inverse; make the artifact again",
         )  # fmt: skip
 
 

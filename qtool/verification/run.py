@@ -49,6 +49,8 @@ from qtool.verification import (
 from qtool.verification.files import check_files
 from qtool.verification.finding import Finding, Verdict
 from qtool.verification.matrix import Measured, measure
+from qtool.verification.norms import CHECK as NORMS
+from qtool.verification.norms import check_norms
 from qtool.verification.one_by_one import one_by_one as source_one_by_one
 from qtool.verification.scaling import Compared, compare
 from qtool.verification.side_by_side import Floats
@@ -205,7 +207,7 @@ def _verdict(
             checks.append(name)
             findings += _said(name, numeric(subject.artifact, matrices))
         if source is not None:
-            checks += [error.CHECK, swapped.CHECK, "folds", error.MADE_OF]
+            checks += [error.CHECK, swapped.CHECK, "folds", NORMS, error.MADE_OF]
             others, changed = error.dense_compared(subject, norms, compared)
             findings += changed
             everything = folds.settled(subject, [*compared, *others])
@@ -214,6 +216,8 @@ def _verdict(
             findings += _said(swapped.CHECK, swapped.check_swapped(subject, compared))
             findings += _said(error.CHECK, biases.check_biases(subject, everything, norms))
             findings += folds.check_folds(subject, everything, norms)
+            if not error.rotated(subject):
+                findings += check_norms(subject, everything, norms)
             findings += _said(error.MADE_OF, error.check_made_of(subject))
         layers = error.layer_errors(subject, compared)
     wrong = any(one.severity == "error" for one in findings)
