@@ -263,6 +263,8 @@ def test_a_file_of_another_name(awq: Path) -> None:
     (awq / "model.safetensors").rename(awq / "weights.safetensors")
     (one,) = said(awq, "files")
     assert one.severity == "warning" and "weights.safetensors is not called model" in one.message
+    (refused,) = said(awq, "engine-files", engine="transformers")
+    assert refused.severity == "error" and refused.name == "weights.safetensors"
     path = awq / "config.json"
     config = json.loads(path.read_text()) | {"transformers_weights": "weights.safetensors"}
     path.write_text(json.dumps(config))

@@ -138,6 +138,11 @@ def put_back(tensor: SourceTensor, module: Module, groups: int) -> NDArray[np.fl
 
 def _stored(values: NDArray[np.float32], dtype: str, name: str) -> NDArray[np.uint8]:
     values = np.ascontiguousarray(values)
+    if not np.isfinite(values).all():
+        raise UnsupportedError(
+            f"{name}: has numbers that are NaN or infinite: the file is damaged; fetch or make it "
+            "again"
+        )
     if dtype == "F32":
         return values.reshape(-1).view(np.uint8)
     if dtype == "BF16":

@@ -91,7 +91,7 @@ def _unlike(first: str, kind: str) -> Iterator[Finding]:
 def refused_by_transformers(config: Mapping[str, Any]) -> Iterator[Finding]:
     """engine-class: what that engine says of a model type that it does not know."""
     kind = config.get("model_type")
-    if kind is None and config and not _has_code(config):
+    if kind is None and config.get("architectures") and not _has_code(config):
         yield Finding(
             "error", "engine-class", "model_type",
             "transformers will refuse a config.json without a model_type: put back the model's own",

@@ -45,6 +45,7 @@ from qtool.verification.engine_split import split_findings
 from qtool.verification.engine_turns import CHECK as ROTATION
 from qtool.verification.engine_turns import turn_findings
 from qtool.verification.engine_view import EngineView, mixed_parts, some, view_of
+from qtool.verification.files import SINGLE, unnamed
 from qtool.verification.finding import Finding
 
 ENGINES = {
@@ -53,7 +54,7 @@ ENGINES = {
 }  # fmt: skip
 _SERVED = ("awq", "gptq", "compressed-tensors", "fp8", "modelopt", "mxfp4", "dense", "quark")
 _MORE_SERVED = {
-    "vllm": ("fbgemm_fp8", "torchao", "auto-round"),
+    "vllm": ("fbgemm_fp8", "torchao", "auto-round", "awq_marlin", "gptq_marlin"),
     "sglang": ("bitsandbytes", "auto-round"),
 }
 _KV_SCALES = (
@@ -81,6 +82,9 @@ def engine_findings(artifact: Artifact | GgufSource, engine: str, tp: int) -> li
     found = view_findings(view, engine, tp, modules)
     if engine == "transformers":
         found += classes.refused_by_transformers(artifact.checkpoint.config)
+        if (name := unnamed(artifact.checkpoint.path)) is not None:
+            words = f"transformers will not find {name}: call it {SINGLE}"
+            found.append(Finding("error", "engine-files", name, words))
     return [finding for finding in found if finding.check != "engine-fused"]
 
 

@@ -13,7 +13,7 @@ from qtool.formats.safetensors_header import TensorInfo
 from qtool.verification.finding import Finding
 
 CHECK = "files"
-_SINGLE = "model.safetensors"
+SINGLE = "model.safetensors"
 _INDEX = ".index.json"
 _MISTRAL = "consolidated"  # how Mistral's own files begin
 _OWN_NAME = "transformers_weights"  # in config.json, a file of another name
@@ -31,38 +31,46 @@ def check_files(path: Path) -> Iterator[Finding]:
         files = sorted(path.glob("*.safetensors"))
         for file in files:
             yield from _read(file)[1]
-        if path / _SINGLE in files:
+        if path / SINGLE in files:
             for stray in files:
-                if stray.name != _SINGLE and not stray.name.startswith(_MISTRAL):
+                if stray.name != SINGLE and not stray.name.startswith(_MISTRAL):
                     yield Finding(
                         "warning", CHECK, stray.name,
-                        f"{stray.name} lies beside {_SINGLE}, and no index names it; engines that "
+                        f"{stray.name} lies beside {SINGLE}, and no index names it; engines that "
                         "load every file would load it too: remove it, or write an index",
                     )  # fmt: skip
-        elif len(files) == 1 and not indexes:
-            yield from _unnamed(path, files[0].name)
+        elif (name := unnamed(path)) is not None:
+            yield _unnamed(name)
         return
     yield from _check_index(path, indexes[0])
 
 
-def _unnamed(folder: Path, name: str) -> Iterator[Finding]:
-    """A file of weights that has no name of transformers' and is not named by config.json."""
+def unnamed(folder: Path) -> str | None:
+    """The one file of weights where transformers does not find it, which has no name of its own and
+    is not named by config.json; None where it does."""
+    files = [file.name for file in folder.glob("*.safetensors")]
+    if len(files) != 1 or files[0] == SINGLE or any(folder.glob("*.safetensors" + _INDEX)):
+        return None
     try:
         config = st.read_json(folder / "config.json")
     except QtoolError:
         config = {}  # which is told where the config is read
+    known = _OWN_NAME in config or _MLX in config or files[0].startswith(_MISTRAL)
+    return None if known else files[0]
+
+
+def _unnamed(name: str) -> Finding:
     if (part := _PART.search(name)) is not None and int(part[1]) > 1:
-        yield Finding(
-            "warning", CHECK, name,
+        words = (
             f"{name} is one file of {int(part[1])} by its name, and the others are not there: "
-            "fetch them, and their index",
-        )  # fmt: skip
-    elif _OWN_NAME not in config and _MLX not in config and not name.startswith(_MISTRAL):
-        yield Finding(
-            "warning", CHECK, name,
-            f"{name} is not called {_SINGLE}, so that transformers does not find the weights: "
-            "rename it",
-        )  # fmt: skip
+            "fetch them, and their index"
+        )
+    else:
+        words = (
+            f"{name} is not called {SINGLE}, so that transformers does not find the weights: "
+            "rename it"
+        )
+    return Finding("warning", CHECK, name, words)
 
 
 def _read(file: Path) -> tuple[dict[str, TensorInfo], list[Finding]]:
@@ -122,10 +130,10 @@ def _check_index(folder: Path, index: Path) -> Iterator[Finding]:
                 f"which has them too (the first: {twice[0]}); remove one copy",
             )  # fmt: skip
     for stray in sorted(folder.glob("*.safetensors")):
-        if stray.name == _SINGLE and _SINGLE not in named and index.name == _SINGLE + _INDEX:
+        if stray.name == SINGLE and SINGLE not in named and index.name == SINGLE + _INDEX:
             yield Finding(
-                "warning", CHECK, _SINGLE,
-                f"{_SINGLE} lies beside {index.name}, which does not name it: transformers reads "
+                "warning", CHECK, SINGLE,
+                f"{SINGLE} lies beside {index.name}, which does not name it: transformers reads "
                 "the one, and vLLM the files that are named; remove what is not the model",
             )  # fmt: skip
         elif stray.name not in named:

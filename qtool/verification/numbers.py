@@ -341,7 +341,7 @@ def check_order(artifact: Artifact, matrices: Sequence[Measured]) -> Iterator[Fi
             f"{verb(len(lost), 'have', 'has')} no g_idx: {some(lost)}; which column is of which "
             "group is lost: make the artifact again",
         )  # fmt: skip
-    if config.get("desc_act") is False and reordered:
+    if config.get("desc_act") is False and reordered and not uneven:
         yield Finding(
             "error", "g-idx", reordered[0],
             f"the config says desc_act false, and {counted(len(reordered), 'matrix')} "
