@@ -1,6 +1,7 @@
 """`qtool verify --against`: one scale among thousands that is not the one its codes were made with,
 where no digest tells; and none that methods have moved on purpose."""
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -277,3 +278,24 @@ def test_the_error_of_the_matrix_is_that_of_what_is_stored(
     (layer,) = [layer for layer in verdict.layers if layer.name == f"{UP}.weight"]
     assert layer.relative_error > 1
     assert not any("another model" in f.message for f in verdict.findings)
+
+
+@pytest.mark.parametrize(("method", "told"), [(["awq", "gptq"], True), (["gptq", "tune"], False)])
+@pytest.mark.parametrize("bits", [3, 4])
+def test_scales_that_tuning_may_have_made(
+    bits: int, method: list[str], told: bool, tmp_path: Path
+) -> None:
+    """Of 3 bits and fewer nothing is said of single ones; of 4 bits tuning leaves none that count."""
+    out = tmp_path / "out"
+    quantize(tiny_folder(), f"w{bits}g128-rtn", out)
+    forget_digests(out)
+    record = json.loads((out / "qtool.json").read_text())
+    record["recipe"]["method"] = method
+    (out / "qtool.json").write_text(json.dumps(record))
+    tensors = load_file(out / "model.safetensors")
+    name = "model.layers.1.mlp.up_proj.scales"
+    tensors[name].view(-1)[7] *= 0.5
+    save_file(tensors, out / "model.safetensors", {"format": "pt"})
+    verdict = verify_artifact(out, against=tiny_folder(), threads=1)
+    found = [one for one in verdict.findings if "1 scale of 1 matrix" in one.message]
+    assert bool(found) == (told or bits == 4)

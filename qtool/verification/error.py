@@ -9,6 +9,7 @@ from qtool.artifacts.stored_config import quantization_config
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.formats.compressed_tensors_transforms import KEY
 from qtool.formats.safetensors_file import FLOAT_DTYPES
+from qtool.scheme import Scheme
 from qtool.streaming.weights import rows_of
 from qtool.verification import casts, config, made_up, pruned, single_scales, to_nearest
 from qtool.verification.biases import as_its_rows
@@ -32,6 +33,7 @@ from qtool.verification.side_by_side import (
 from qtool.verification.subject import Subject
 
 CHECK, MADE_OF = "layer-error", "made-of"
+_COARSE = 3  # bits
 _MANY_OFF = 0.5  # of the groups: the convention is wrong, not single zeros
 _FEW_OFF = 0.001
 _MOST = 0.5  # of the matrices: fewer are damaged, and the model is this one
@@ -169,6 +171,7 @@ def check_errors(subject: Subject, compared: Sequence[Compared]) -> Iterator[Fin
     yield from pruned.told(CHECK, thinned)
     quantized = [c for c in quantized if c.name not in thinned]
     off = {} if rotated(subject) else single_scales.by_matrix(compared)
+    off = {name: scales for name, scales in off.items() if not _learned(subject, name)}
     yield from single_scales.told(CHECK, off)
     zeros_off = [c for c in quantized if _by_zeros(c)]
     shifted = [c for c in zeros_off if c.off > _MANY_OFF * c.groups]
@@ -232,6 +235,18 @@ def check_errors(subject: Subject, compared: Sequence[Compared]) -> Iterator[Fin
             f"{counted(len(folded_in), 'matrix')} with scales folded in (AWQ, smoothing): "
             "errors are counted with these taken out",
         )  # fmt: skip
+
+
+def _learned(subject: Subject, name: str) -> bool:
+    """Whether tuning may have made a scale that is far from others: in so few bits most codes lie
+    at the ends, and what is left beside them tells no scale for sure."""
+    scheme = subject.entries[name].scheme
+    if not isinstance(scheme, Scheme) or scheme.bits > _COARSE:
+        return False
+    recipe = (subject.artifact.provenance or {}).get("recipe")
+    method = recipe.get("method") if isinstance(recipe, Mapping) else None
+    by_auto_round = "autoround_version" in quantization_config(subject.artifact.checkpoint)
+    return by_auto_round or (isinstance(method, list) and "tune" in method)
 
 
 def _has_lost_codes(c: Compared) -> bool:
