@@ -285,7 +285,7 @@ def test_the_error_of_the_matrix_is_that_of_what_is_stored(
 def test_scales_that_tuning_may_have_made(
     bits: int, method: list[str], told: bool, tmp_path: Path
 ) -> None:
-    """Of 3 bits and fewer nothing is said of single ones; of 4 bits tuning leaves none that count."""
+    """Of 3 bits and fewer nothing is said of single ones; of 4 bits tuning leaves none so far."""
     out = tmp_path / "out"
     quantize(tiny_folder(), f"w{bits}g128-rtn", out)
     forget_digests(out)
