@@ -41,13 +41,15 @@ def errors(folder: Path) -> list[Finding]:
 
 
 @pytest.mark.parametrize("by", [0.0, 0.5, 2.0])
-@pytest.mark.parametrize("name", [FINAL, INSIDE])
-def test_a_norm_that_was_multiplied(healthy: Path, name: str, by: float, tmp_path: Path) -> None:
-    if "awq" in healthy.name and name == INSIDE and by:
-        pytest.skip("its readers have scales of their own, which may tell, or hide it")
-    found = [f for f in errors(multiplied(healthy, name, by, tmp_path / "x")) if f.check == "norms"]
-    assert [f.name for f in found] == [name]
-    assert ("1 norm is 0 altogether" if not by else f"{name} ({by:g} times)") in found[0].message
+def test_a_norm_that_was_multiplied(healthy: Path, by: float, tmp_path: Path) -> None:
+    """Within a block where scales were folded these may tell of a factor themselves, or hide it."""
+    names = [FINAL] if "awq" in healthy.name and by else [FINAL, INSIDE]
+    for name in names:
+        folder = multiplied(healthy, name, by, tmp_path / name)
+        found = [f for f in errors(folder) if f.check == "norms"]
+        assert [f.name for f in found] == [name]
+        said = f"{name} ({by:g} times)" if by else "1 norm is 0 altogether"
+        assert said in found[0].message
 
 
 def test_norms_that_are_sound(healthy: Path) -> None:
