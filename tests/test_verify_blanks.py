@@ -3,19 +3,18 @@ were lost, a few bytes long or single; and none where they are 0 on purpose, or 
 
 from pathlib import Path
 
+import made_up_matrices
 import numpy as np
 import pytest
 from gallery.raw import edited
+from made_up_matrices import beside, rounded, scattered
 from numpy.typing import NDArray
 from quantizing import first_block_of_tiny, quantize
 from verifying import forget_digests
 
 from qtool.formats.float_codes import LARGEST, encode
-from qtool.methods import rtn
 from qtool.scheme import GroupQuant, Scheme
 from qtool.verification.run import verify_artifact
-from qtool.verification.scaling import Compared, compare
-from qtool.verification.side_by_side import rows_of_array
 
 Floats = NDArray[np.float32]
 SHAPE = (512, 512)
@@ -24,12 +23,7 @@ FLOATS = {"fp8": ("e4m3", 512), "fp4": ("e2m1", 16)}
 
 
 def normal(seed: int = 0) -> Floats:
-    values = np.random.default_rng(seed).standard_normal(SHAPE) * 0.05
-    return values.astype(np.float32)
-
-
-def rounded(weight: Floats, scheme: Scheme) -> GroupQuant:
-    return rtn.quantize(weight, None, scheme, rtn.Options()).quant
+    return made_up_matrices.normal(seed, SHAPE)
 
 
 def small_floats(weight: Floats, kind: str) -> GroupQuant:
@@ -39,11 +33,6 @@ def small_floats(weight: Floats, kind: str) -> GroupQuant:
     codes = encode(weight / np.repeat(scale, size, axis=1), book)
     scheme = Scheme(8 if book == "e4m3" else 4, size, True, "float32", book)
     return GroupQuant(scheme, codes, scale, np.zeros_like(scale, np.uint8))
-
-
-def beside(quant: GroupQuant, weight: Floats) -> Compared:
-    with np.errstate(all="ignore"):
-        return compare("w", quant, rows_of_array(weight), {})
 
 
 @pytest.mark.parametrize("scheme", INTEGERS, ids=str)
@@ -159,13 +148,7 @@ def test_beside_a_fold() -> None:
 
 def test_groups_that_lie_anywhere() -> None:
     weight = normal()
-    order = np.random.default_rng(1).permutation(SHAPE[1])
-    quant = rounded(np.ascontiguousarray(weight[:, order]), Scheme(4, 128, False))
-    index = np.empty(SHAPE[1], np.int32)
-    index[order] = np.arange(SHAPE[1]) // 128
-    codes = np.empty_like(quant.codes)
-    codes[:, order] = quant.codes
-    quant = GroupQuant(quant.scheme, codes, quant.scale, quant.zero, index)
+    quant = scattered(weight)
     assert beside(quant, weight).blanks is None
     quant.codes[3:35, 64:72] = 0
     assert beside(quant, weight).blanks is not None

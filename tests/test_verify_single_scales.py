@@ -7,15 +7,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import made_up_matrices
 import numpy as np
 import pytest
+from made_up_matrices import beside, rounded, scattered
 from numpy.typing import NDArray
 from quantizing import quantize
 from safetensors.torch import load_file, save_file
 from verifying import forget_digests
 
 from qtool.hub import tiny_folder
-from qtool.methods import rtn
 from qtool.scheme import GroupQuant, Scheme
 from qtool.verification import single_scales
 from qtool.verification.finding import Finding
@@ -29,18 +30,7 @@ SHAPE = (96, 512)
 
 
 def normal(seed: int = 0, shape: tuple[int, int] = SHAPE) -> Floats:
-    values = np.random.default_rng(seed).standard_normal(shape) * 0.05
-    return values.astype(np.float32)
-
-
-def rounded(weight: Floats, scheme: Scheme) -> GroupQuant:
-    quant = rtn.quantize(weight, None, scheme, rtn.Options()).quant
-    return quant
-
-
-def beside(quant: GroupQuant, weight: Floats) -> Compared:
-    with np.errstate(all="ignore"):
-        return compare("w", quant, rows_of_array(weight), {})
+    return made_up_matrices.normal(seed, shape)
 
 
 def with_scale(quant: GroupQuant, at: tuple[int, int], factor: float) -> GroupQuant:
@@ -126,13 +116,7 @@ def test_of_two_bits_nothing_is_told(factor: float) -> None:
 
 def test_groups_that_lie_anywhere() -> None:
     weight = normal()
-    order = np.random.default_rng(1).permutation(SHAPE[1])
-    quant = rounded(np.ascontiguousarray(weight[:, order]), Scheme(4, 128, False))
-    index = np.empty(SHAPE[1], np.int32)
-    index[order] = np.arange(SHAPE[1]) // 128
-    codes = np.empty_like(quant.codes)
-    codes[:, order] = quant.codes
-    quant = GroupQuant(quant.scheme, codes, quant.scale, quant.zero, index)
+    quant = scattered(weight)
     assert not beside(quant, weight).off_scales
     (off,) = beside(with_scale(quant, (7, 2), 2.0), weight).off_scales
     assert off.weights == "row 7, group 2 of its g_idx"

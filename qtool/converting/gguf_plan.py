@@ -38,7 +38,7 @@ from qtool.converting.nvfp4 import (
     is_nvfp4,
     scale_tensor,
 )
-from qtool.converting.obstacles import AGAIN, ANEW, OFFSETS, ROUNDED, SCALES, Obstacle, refuse
+from qtool.converting.obstacles import ANEW, OFFSETS, ROUNDED, SCALES, Obstacle, refuse
 from qtool.converting.plan import info_of
 from qtool.converting.survey import grouped, has_offsets, in_dtype
 from qtool.converting.targets import Target
@@ -51,6 +51,7 @@ from qtool.gguf.source import GgufSource, SourceTensor
 from qtool.gguf_types import BlockType
 from qtool.runs.progress import Progress
 from qtool.scheme import GroupQuant
+from qtool.verification.sentences import AGAIN
 
 _UNEQUAL = "is not as wide as all others that {} is made of"
 

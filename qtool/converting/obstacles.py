@@ -11,7 +11,6 @@ SCALES = "its scales are rounded"
 ZEROS = "its zero points are rounded"
 OFFSETS = "its minimums are rounded"
 ANEW = "it is encoded anew"
-AGAIN = "fetch or make the artifact again"
 ROUNDED = "it is rounded"
 
 

@@ -25,8 +25,8 @@ _OF_VLLM = frozenset({
     "step3_vl", "step3p5", "step5", "step5_vl",
 })  # fmt: skip
 _WITHOUT_TYPE = ("LongcatFlashForCausalLM", "LongcatFlashNgramForCausalLM")  # likewise
-# Of one computation, and called by either's name.
-_ALIKE = ({"llama", "mistral", "internlm3"},)
+# Types of one computation, each called by the others' names, too.
+ALIKE = frozenset({"llama", "mistral", "internlm3"})
 _LEAST = {
     "num_hidden_layers": 1, "hidden_size": 1, "vocab_size": 1,
     "num_attention_heads": 0, "num_key_value_heads": 0,  # of models that do not attend
@@ -133,7 +133,7 @@ def classes_of(kind: str) -> frozenset[str] | None:
 def _named_so(name: str, kind: str, classes: frozenset[str]) -> bool:
     """Whether a class is one of the type's, or another of the same model's, such as a draft."""
     families = {_family(one) for one in classes} | {_plain(kind)}
-    families |= {other for alike in _ALIKE if families & alike for other in alike}
+    families |= ALIKE if families & ALIKE else frozenset()
     return any(family in _family(name) for family in families)
 
 

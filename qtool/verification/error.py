@@ -170,7 +170,8 @@ def check_errors(subject: Subject, compared: Sequence[Compared]) -> Iterator[Fin
     thinned = [c.name for c in quantized if c.pruned and c.error <= LOST]
     yield from pruned.told(CHECK, thinned)
     quantized = [c for c in quantized if c.name not in thinned]
-    off = {} if rotated(subject) else single_scales.by_matrix(compared)
+    turned = rotated(subject)
+    off = {} if turned else single_scales.by_matrix(compared)
     off = {name: scales for name, scales in off.items() if not _learned(subject, name)}
     yield from single_scales.told(CHECK, off)
     zeros_off = [c for c in quantized if _by_zeros(c)]
@@ -191,18 +192,18 @@ def check_errors(subject: Subject, compared: Sequence[Compared]) -> Iterator[Fin
             f"{counted(len(single), 'matrix')} ({some([c.name for c in single])}) are off, most by "
             f"{single[0].step:+d}: {AGAIN}",
         )  # fmt: skip
-    torn = [] if rotated(subject) else [c for c in quantized if _has_lost_codes(c)]
+    torn = [] if turned else [c for c in quantized if _has_lost_codes(c)]
     yield from _lost_codes(torn)
     other = {c.name for c in (*shifted, *single, *torn)}
     blank = [c for c in quantized if c.blanks and not c.wrong and c.name not in other]
-    blank = [] if rotated(subject) else blank
+    blank = [] if turned else blank
     yield from _blank(blank)
     known = {*off, *(c.name for c in (*shifted, *torn, *blank))}
     wrong = [c for c in quantized if not c.explained and c.name not in known]
-    if wrong and (why := rotated(subject)):
+    if wrong and turned:
         yield Finding(
             "note", CHECK, wrong[0].name,
-            f"{why}, so the model was rotated: the errors of {counted(len(wrong), 'matrix')} "
+            f"{turned}, so the model was rotated: the errors of {counted(len(wrong), 'matrix')} "
             "against the source mean nothing",
         )  # fmt: skip
         wrong = []
@@ -213,7 +214,7 @@ def check_errors(subject: Subject, compared: Sequence[Compared]) -> Iterator[Fin
     nearest = to_nearest.to_nearest((subject.artifact.provenance or {}).get("recipe"))
     other = {*known, *(c.name for c in (*wrong, *single))}
     rest = [c for c in quantized if c.name not in other and not (c.like and c.like.unlike)]
-    strange = [] if rotated(subject) else to_nearest.unusual(rest, nearest)
+    strange = [] if turned else to_nearest.unusual(rest, nearest)
     yield from to_nearest.told(CHECK, strange, nearest)
     if wrong:
         worst = sorted(wrong, key=lambda c: -c.error / (c.expected or 1))
@@ -227,7 +228,8 @@ def check_errors(subject: Subject, compared: Sequence[Compared]) -> Iterator[Fin
         )  # fmt: skip
     far = wrong if any(w.wrong for w in wrong) else ()
     known = {c.name for c in (*shifted, *single, *torn, *blank, *far)}
-    yield from _unlike(subject, [c for c in quantized if c.name not in known])
+    if not turned:
+        yield from _unlike([c for c in quantized if c.name not in known])
     folded_in = [c for c in compared if single_scales.is_folded(c)]
     if folded_in:
         yield Finding(
@@ -279,10 +281,8 @@ def _blank(compared: Sequence[Compared]) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _unlike(subject: Subject, compared: Sequence[Compared]) -> Iterator[Finding]:
+def _unlike(compared: Sequence[Compared]) -> Iterator[Finding]:
     """Matrices near enough as a whole, and wrong in their scales or in some of their parts."""
-    if rotated(subject):
-        return
     told = [(c, c.like) for c in compared if c.like is not None]
     # Where layers moved scales between them, one factor of a whole matrix may be among these.
     folded = any(c.columns is not None or c.rows is not None for c in compared)

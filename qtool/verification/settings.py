@@ -17,6 +17,7 @@ from qtool.gguf.open import is_gguf
 from qtool.gguf.tokenizer_json import TOKENIZER, read_object
 from qtool.streaming.weights import Weights
 from qtool.verification.as_read import as_read
+from qtool.verification.classes import ALIKE
 from qtool.verification.finding import Finding
 from qtool.verification.heads import head_is_embedding, heads_of
 from qtool.verification.sentences import count as counted
@@ -31,7 +32,6 @@ _SHOWN = 60  # characters of a value
 _CLASSES = ("architectures", "model_type")
 # But for a window, which is a setting of its own, these compute the same; GGUF calls both llama.
 _SAME_CLASS = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "InternLM3ForCausalLM"})
-_SAME_TYPE = frozenset({None, "llama", "mistral", "internlm3"})
 # What running a model does not depend on, and spellings of what has one form in `_whole`.
 _IDLE = (
     "auto_map", "dtype", "torch_dtype", "transformers_version", "use_cache", "initializer_range",
@@ -76,7 +76,7 @@ def check_settings(subject: Subject, source: Weights) -> Iterator[Finding]:
         different.remove(_TIED)  # as what is made of a GGUF file, which has one copy of the two
     # A language model alone, or one class under two names.
     if alone or {class_of(config) for config in (here, there)} <= _SAME_CLASS:
-        other = {config.get("model_type") for config in (here, there)} - _SAME_TYPE
+        other = {config.get("model_type") for config in (here, there)} - {None, *ALIKE}
         left_out = _CLASSES if alone or not other else ("architectures",)
         different = [key for key in different if key not in left_out]
     different += [key for key in lost if key not in different]
