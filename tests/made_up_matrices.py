@@ -5,8 +5,8 @@ from numpy.typing import NDArray
 
 from qtool.methods import rtn
 from qtool.scheme import GroupQuant, Scheme
-from qtool.verification.scaling import Compared, compare
-from qtool.verification.side_by_side import rows_of_array
+from qtool.verification.against.scaling import Compared, compare
+from qtool.verification.against.side_by_side import rows_of_array
 
 Floats = NDArray[np.float32]
 

@@ -25,7 +25,7 @@ from qtool.inspect import inspect
 from qtool.quality.weights import open_weights
 from qtool.scheme import GroupQuant, Scheme
 from qtool.streaming.device import Device
-from qtool.verification.engine_rules import engine_findings
+from qtool.verification.engines.rules import engine_findings
 from qtool.verification.run import verify_artifact
 
 __all__ = ["device", "emulator"]

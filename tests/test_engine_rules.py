@@ -16,7 +16,7 @@ from qtool.gguf_types import BY_NAME, F32, TENSOR_TYPES
 from qtool.planning.plan import make_plan
 from qtool.recipe.recipe import Recipe, load
 from qtool.runs.planned_view import planned_view
-from qtool.verification.engine_rules import (
+from qtool.verification.engines.rules import (
     ENGINES,
     engine_findings,
     type_findings,

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from header_artifacts import FLOATS, compressed, floats, group_config, packed, plain, stored
 
-from qtool.verification.engine_rules import engine_findings
-from qtool.verification.engine_schemes import otherwise, pair_of, refused
+from qtool.verification.engines.rules import engine_findings
+from qtool.verification.engines.schemes import otherwise, pair_of, refused
 
 TOKEN = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
 ONE = TOKEN | {"strategy": "tensor", "dynamic": False}

@@ -10,7 +10,7 @@ import quantizing
 from header_artifacts import Tensors, awq, compressed, gptq, packed, stored
 
 from qtool.artifacts.artifact import Artifact
-from qtool.verification.engine_rules import engine_findings
+from qtool.verification.engines.rules import engine_findings
 
 TOWER = "vision_tower.vision_model.encoder.layers.0.self_attn.q_proj"
 BETWEEN = "multi_modal_projector.linear_1"

@@ -19,7 +19,7 @@ from qtool.gguf.from_hf import hf_source
 from qtool.gguf.hf_config import complete
 from qtool.gguf.to_hf import hf_model
 from qtool.gguf.value_maps import MINUS_EXP
-from qtool.verification.gguf_tensors import check_tensors
+from qtool.verification.gguf.tensors import check_tensors
 
 ROW, NEXT = TABLE["Qwen3_5ForCausalLM"], TABLE["Qwen3NextForCausalLM"]
 SETTINGS = {

@@ -15,7 +15,7 @@ from test_gguf_to_hf import bytes_of, keys_of, source_of, without_tokenizers
 
 from qtool.errors import FormatError, SourceError, UnsupportedError
 from qtool.gguf.to_hf import hf_model
-from qtool.verification.gguf_tensors import check_tensors
+from qtool.verification.gguf.tensors import check_tensors
 
 __all__ = ["without_tokenizers"]
 

@@ -20,7 +20,7 @@ from qtool.gguf import from_hf
 from qtool.gguf.architectures import TABLE
 from qtool.gguf.from_hf import gguf_names, hf_source
 from qtool.gguf.tokenizers import PREFIX, tokenizer_metadata
-from qtool.verification.gguf_tensors import check_tensors
+from qtool.verification.gguf.tensors import check_tensors
 
 _SMALL = {
     "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 3,

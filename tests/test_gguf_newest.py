@@ -15,7 +15,7 @@ from qtool.formats.gguf_values import Kind, Value, array, u32
 from qtool.gguf.from_hf import hf_source
 from qtool.gguf.to_hf import hf_model
 from qtool.gguf.to_hf_config import has_way_back
-from qtool.verification.gguf_tensors import check_tensors
+from qtool.verification.gguf.tensors import check_tensors
 
 __all__ = ["without_tokenizers"]
 

@@ -28,8 +28,8 @@ from qtool.recipe.recipe import load
 from qtool.runs import by_rows
 from qtool.runs.journal import Journal
 from qtool.scheme import Scheme
-from qtool.verification.engine_head import length_refused
-from qtool.verification.engine_rules import engine_findings
+from qtool.verification.engines.head import length_refused
+from qtool.verification.engines.rules import engine_findings
 from qtool.verification.matrix import _hole
 
 HEAD = "lm_head.weight"

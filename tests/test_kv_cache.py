@@ -25,7 +25,7 @@ from qtool.quality.engine_inputs import declared
 from qtool.recipe import recipe as recipes
 from qtool.streaming.skeleton import Skeleton
 from qtool.texts.calibration import calibration_tokens
-from qtool.verification.engine_rules import engine_findings
+from qtool.verification.engines.rules import engine_findings
 from qtool.verification.run import verify_artifact
 
 WIDTHS = {"float": 448.0, "int": 127.0}

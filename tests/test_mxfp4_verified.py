@@ -172,7 +172,7 @@ def test_other_files_of_that_quant_method(root: Path, tmp_path: Path) -> None:
 
 def test_the_source_in_one_piece_and_one_by_one(root: Path) -> None:
     from qtool.quality.weights import open_weights
-    from qtool.verification.one_by_one import one_by_one
+    from qtool.verification.against.one_by_one import one_by_one
 
     for name in ("twin", "plain.gguf"):
         with open_weights(root / name) as whole:

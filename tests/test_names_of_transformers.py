@@ -35,8 +35,8 @@ from qtool.homes import serve
 from qtool.recipe.recipe import load
 from qtool.scheme import Scheme
 from qtool.streaming.meta_model import meta_model
-from qtool.verification.engine_modules import class_modules
-from qtool.verification.engine_view import view_of
+from qtool.verification.engines.modules import class_modules
+from qtool.verification.engines.view import view_of
 from qtool.verification.finding import Finding
 from qtool.verification.run import verify_artifact
 

@@ -14,7 +14,7 @@ from qtool.planning.plan import Plan, make_plan
 from qtool.planning.rows import rows, scheme_of
 from qtool.recipe.recipe import load
 from qtool.runs.planned_view import planned_view
-from qtool.verification.engine_rules import ENGINES, view_findings
+from qtool.verification.engines.rules import ENGINES, view_findings
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,8 @@ from qtool.recipe.recipe import Recipe, load
 from qtool.recipe.rotate import RotateOptions
 from qtool.runs.planned_view import expected, planned_view
 from qtool.transforms import rotate, rotated
-from qtool.verification.engine_rules import loaders, view_findings
-from qtool.verification.engine_view import view_of
+from qtool.verification.engines.rules import loaders, view_findings
+from qtool.verification.engines.view import view_of
 
 R4 = ("transforms=[rotate]", "rotate.r4=true")
 

@@ -31,7 +31,7 @@ from qtool.streaming.turning import turned
 from qtool.streaming.workers import Workers
 from qtool.texts.calibration import calibration_tokens
 from qtool.transforms import rotate, rotated, smooth_attention
-from qtool.verification.engine_rules import engine_findings
+from qtool.verification.engines.rules import engine_findings
 from qtool.verification.run import verify_artifact
 
 # Sizes of H at the inputs of the MLP's last matrices and in heads; 0: left out, with a reason.

@@ -20,7 +20,7 @@ from qtool.converting.targets import TARGETS
 from qtool.gguf.imatrix import write_importance
 from qtool.hub import tiny_folder
 from qtool.recipe.recipe import Recipe
-from qtool.verification.engine_rules import ENGINES
+from qtool.verification.engines.rules import ENGINES
 
 TEXT = "The quick brown fox jumps over the lazy dog, and the dog sleeps on in the sun. " * 30
 

@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 from qtool.dequantize import dequantize
 from qtool.methods import rtn
 from qtool.scheme import GroupQuant, Scheme
-from qtool.verification import side_by_side
-from qtool.verification.fit import fit
-from qtool.verification.likeness import sums_of
+from qtool.verification.against import side_by_side
+from qtool.verification.against.fit import fit
+from qtool.verification.against.likeness import sums_of
+from qtool.verification.against.scaling import compare
+from qtool.verification.against.side_by_side import SideBySide, rows_of_array, rows_of_quant
 from qtool.verification.matrix import group_means
-from qtool.verification.scaling import compare
-from qtool.verification.side_by_side import SideBySide, rows_of_array, rows_of_quant
 
 Floats = NDArray[np.float32]
 

@@ -28,7 +28,7 @@ from qtool.recipe.recipe import load
 from qtool.streaming.outer_forward import heads_of
 from qtool.streaming.skeleton import Skeleton, read_parameter
 from qtool.streaming.workers import Workers
-from qtool.verification.exact import only_scaled
+from qtool.verification.against.exact import only_scaled
 from qtool.verification.run import verify_artifact
 
 TOKENS = np.random.default_rng(0).integers(3, 90, (3, 24), dtype=np.int64)

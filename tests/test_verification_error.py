@@ -26,12 +26,12 @@ from qtool.recipe.recipe import Recipe, load
 from qtool.runs.digests import add_digests
 from qtool.runs.progress import Progress
 from qtool.scheme import GroupQuant, Scheme
+from qtool.verification.against.fit import uneven
+from qtool.verification.against.scaling import compare, expected_error
+from qtool.verification.against.side_by_side import rows_of_array
 from qtool.verification.finding import Finding, Verdict
-from qtool.verification.fit import uneven
-from qtool.verification.gguf_values import TYPICAL
+from qtool.verification.gguf.values import TYPICAL
 from qtool.verification.run import verify_artifact
-from qtool.verification.scaling import compare, expected_error
-from qtool.verification.side_by_side import rows_of_array
 
 Floats = NDArray[np.float32]
 UP = "model.layers.1.mlp.up_proj"

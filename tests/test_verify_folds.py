@@ -14,11 +14,11 @@ from verifying import forget_digests
 import qtool
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.cli.main import main
-from qtool.verification.fit import fit
-from qtool.verification.pairs import Heads, unpaired
+from qtool.verification.against.fit import fit
+from qtool.verification.against.pairs import Heads, unpaired
+from qtool.verification.against.scaling import Compared
+from qtool.verification.against.side_by_side import Floats, SideBySide, rows_of_array
 from qtool.verification.run import verify_artifact
-from qtool.verification.scaling import Compared
-from qtool.verification.side_by_side import Floats, SideBySide, rows_of_array
 
 STATIC = ("w8a8-smoothquant-static",)
 KEYS = ("w8a8-dynamic", "transforms=[smooth-attention]")

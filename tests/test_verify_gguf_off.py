@@ -13,8 +13,8 @@ import qtool.tiny
 from qtool import native_gguf
 from qtool.gguf_types import BY_NAME
 from qtool.verification.finding import Finding
-from qtool.verification.gguf_off import COARSEST, OffBlock, off_blocks
-from qtool.verification.gguf_values import TYPICAL
+from qtool.verification.gguf.single_blocks import COARSEST, OffBlock, off_blocks
+from qtool.verification.gguf.values import TYPICAL
 from qtool.verification.run import verify_artifact
 
 TINY = Path(qtool.tiny.__file__).parent

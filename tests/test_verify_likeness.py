@@ -5,8 +5,8 @@ import pytest
 
 from qtool.methods import rtn
 from qtool.scheme import Scheme
-from qtool.verification import likeness
-from qtool.verification.side_by_side import SideBySide, rows_of_array
+from qtool.verification.against import likeness
+from qtool.verification.against.side_by_side import SideBySide, rows_of_array
 
 
 def torn(tiles: int, expected: float, gain: float = 0.0, left_there: float = 4.0) -> int:

@@ -17,9 +17,9 @@ from qtool.gguf.recipe import GgufRecipe
 from qtool.gguf.request import GgufRequest
 from qtool.recipe.recipe import load
 from qtool.runs.progress import Progress
+from qtool.verification.against.source_tensors import check_quantized
 from qtool.verification.finding import Verdict
 from qtool.verification.run import verify_artifact
-from qtool.verification.source_tensors import check_quantized
 
 NORMS = ("input_layernorm", "post_attention_layernorm")
 

@@ -18,12 +18,12 @@ from verifying import forget_digests
 
 from qtool.hub import tiny_folder
 from qtool.scheme import GroupQuant, Scheme
-from qtool.verification import single_scales
+from qtool.verification.against import single_scales
+from qtool.verification.against.off_scales import OffScale
+from qtool.verification.against.scaling import Compared, compare
+from qtool.verification.against.side_by_side import rows_of_array
 from qtool.verification.finding import Finding
-from qtool.verification.off_scales import OffScale
 from qtool.verification.run import verify_artifact
-from qtool.verification.scaling import Compared, compare
-from qtool.verification.side_by_side import rows_of_array
 
 Floats = NDArray[np.float32]
 SHAPE = (96, 512)

@@ -9,7 +9,7 @@ from qtool.converting.certificate import Certificate
 from qtool.converting.targets import Target
 from qtool.record import without_layers
 from qtool.runs import modelcard
-from qtool.verification.engine_view import EngineView
+from qtool.verification.engines.view import EngineView
 
 _SHOWN = 10
 

@@ -24,7 +24,7 @@ from qtool.runs.digests import add_digests
 from qtool.runs.progress import Progress
 from qtool.runs.replacing import check_apart
 from qtool.runs.staging import check_out, check_out_file
-from qtool.verification.engine_view import view_of
+from qtool.verification.engines.view import view_of
 
 
 def convert(request: Request, progress: Progress) -> Converted:

@@ -38,7 +38,7 @@ from qtool.runs.progress import Progress
 from qtool.runs.summary import LayerReport, Summary, peak_rss_bytes
 from qtool.runs.watched import marks
 from qtool.runs.workspace import Workspace, check_free, workspace
-from qtool.verification.written_gguf import check_written_gguf
+from qtool.verification.gguf.written import check_written_gguf
 
 if TYPE_CHECKING:
     from qtool.transforms.rotated import Rotated

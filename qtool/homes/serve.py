@@ -11,7 +11,7 @@ from qtool.homes.lm_studio import import_line
 
 def loads(artifact: Path) -> str | None:
     """The first engine whose rules refuse nothing of an artifact; None where there is none."""
-    from qtool.verification.engine_rules import engine_findings, loaders
+    from qtool.verification.engines.rules import engine_findings, loaders
 
     models = gguf_models(artifact)
     if models:
@@ -20,7 +20,7 @@ def loads(artifact: Path) -> str | None:
         findings = engine_findings(open_source(models[0]), "llama.cpp", 1)
         return None if any(finding.severity == "error" for finding in findings) else "llama.cpp"
     from qtool.artifacts.artifact import Artifact
-    from qtool.verification.engine_view import view_of
+    from qtool.verification.engines.view import view_of
 
     opened = Artifact.open(artifact)
     for engine in loaders(view_of(opened)):

@@ -82,7 +82,7 @@ def foresee(asked: Asked) -> Foreseen:
     from qtool.recipe.recipe import Recipe, calibration_sets, load
 
     if asked.engine is not None:
-        from qtool.verification.engine_rules import check_engine
+        from qtool.verification.engines.rules import check_engine
 
         check_engine(asked.engine, asked.tp)
     sets = calibration_sets(asked.calibration, asked.samples, asked.length, None)
@@ -138,8 +138,8 @@ def _planned(
         return plan, []
     from qtool.planning.engines import besides
     from qtool.runs.planned_view import expected, planned_view
-    from qtool.verification.engine_modules import class_modules
-    from qtool.verification.engine_rules import view_findings
+    from qtool.verification.engines.modules import class_modules
+    from qtool.verification.engines.rules import view_findings
 
     config = checkpoint.config
     view, modules = planned_view(plan, config, expected(plan, config)), None
@@ -180,7 +180,7 @@ def _of_gguf(asked: Asked, recipe: GgufRecipe) -> Foreseen:
     )
     findings: list[Finding] = []
     if asked.engine is not None:
-        from qtool.verification.engine_rules import type_findings
+        from qtool.verification.engines.rules import type_findings
 
         types = {tensor.name: tensor.type for tensor in plan.tensors}
         architecture = str(plan.metadata["general.architecture"].value)

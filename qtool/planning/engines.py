@@ -1,7 +1,7 @@
 """What engines will make of an artifact that is planned, without one engine being named.
 
 One sentence for each combination that some engine refuses or serves slowly; `--engine` asks the
-same rules (qtool/verification/engine_rules.py) for one engine and a number of GPUs, and of these
+same rules (qtool/verification/engines/rules.py) for one engine and a number of GPUs, and of these
 sentences leaves those that are not about it.
 """
 
@@ -15,12 +15,12 @@ from qtool.formats.facts import Facts
 from qtool.planning.fit import format_options
 from qtool.planning.planned import Planned
 from qtool.recipe.recipe import Recipe
-from qtool.verification.engine_head import length_refused
-from qtool.verification.engine_kernels import MARLIN_IN, MARLIN_OUT, fits_marlin
-from qtool.verification.engine_local import instead_for_experts
-from qtool.verification.engine_schemes import Pair, other_block, otherwise, pair_of, refused
-from qtool.verification.engine_split import GROUP_SIZES
-from qtool.verification.engine_view import mixed_parts, planned_layers
+from qtool.verification.engines.head import length_refused
+from qtool.verification.engines.kernels import MARLIN_IN, MARLIN_OUT, fits_marlin
+from qtool.verification.engines.local import instead_for_experts
+from qtool.verification.engines.schemes import Pair, other_block, otherwise, pair_of, refused
+from qtool.verification.engines.split import GROUP_SIZES
+from qtool.verification.engines.view import mixed_parts, planned_layers
 
 _VLLM, _SERVERS, _TRANSFORMERS = ("vllm",), ("vllm", "sglang"), ("transformers",)
 _ANY = (*_SERVERS, *_TRANSFORMERS, "llama.cpp", "exllama", "mlx-lm")

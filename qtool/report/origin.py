@@ -11,7 +11,7 @@ from qtool.gguf.inspect import GgufInspection
 from qtool.gguf.source import GgufSource
 from qtool.record import without_layers
 from qtool.report.facts import Loading
-from qtool.verification.engine_rules import engine_findings
+from qtool.verification.engines.rules import engine_findings
 
 _MOST = 400  # characters of a value
 # What others write about themselves, of a GGUF file's metadata.

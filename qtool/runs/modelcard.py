@@ -21,8 +21,8 @@ from qtool.record import without_layers
 from qtool.runs.planned_view import planned_view
 from qtool.runs.sink import Turned
 from qtool.runs.summary import LayerReport
-from qtool.verification.engine_rules import ENGINES, loaders, view_findings
-from qtool.verification.engine_view import EngineView
+from qtool.verification.engines.rules import ENGINES, loaders, view_findings
+from qtool.verification.engines.view import EngineView
 
 WORST_SHOWN = 10
 _METHODS = {

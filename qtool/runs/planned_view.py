@@ -11,7 +11,7 @@ from qtool.planning.cache import attention_of
 from qtool.planning.fit import format_options
 from qtool.planning.plan import Plan
 from qtool.runs.sink import Turned, artifact_facts
-from qtool.verification.engine_view import EngineView, ends_mlp, view_of_plan
+from qtool.verification.engines.view import EngineView, ends_mlp, view_of_plan
 
 _SMALLEST = 8  # of the rotations of transforms/online.py, which finds them in the forward pass
 

@@ -11,8 +11,8 @@ from qtool.artifacts.entry import Entry
 from qtool.formats import bits, gptq_zeros
 from qtool.formats.safetensors_header import TensorInfo
 from qtool.scheme import GroupQuant, Scheme
+from qtool.verification.against.places import weights_of
 from qtool.verification.holes import LEAST, torn, zero_stretches
-from qtool.verification.places import weights_of
 
 # Scales below have less than five digits: multiples of the least number of their type up to 32.
 _LEAST = {"float16": 32 * 2.0**-24, "bfloat16": 32 * 2.0**-133, "float32": 2.0**-126}

@@ -24,13 +24,10 @@ from qtool.scheme import GroupQuant, Scheme
 from qtool.streaming.weights import rows_of
 from qtool.verification import (
     attention,
-    biases,
     classes,
     config,
     dense,
     digests,
-    error,
-    folds,
     fused,
     heads,
     inputs,
@@ -39,21 +36,20 @@ from qtool.verification import (
     online,
     recorded,
     settings,
-    source_tensors,
     stored_as,
-    swapped,
     tensors,
     tokens,
     unlike_settings,
 )
+from qtool.verification.against import biases, error, folds, source_tensors, swapped
+from qtool.verification.against.norms import CHECK as NORMS
+from qtool.verification.against.norms import check_norms
+from qtool.verification.against.one_by_one import one_by_one as source_one_by_one
+from qtool.verification.against.scaling import Compared, compare
+from qtool.verification.against.side_by_side import Floats
 from qtool.verification.files import check_files
 from qtool.verification.finding import Finding, Verdict
 from qtool.verification.matrix import Measured, measure
-from qtool.verification.norms import CHECK as NORMS
-from qtool.verification.norms import check_norms
-from qtool.verification.one_by_one import one_by_one as source_one_by_one
-from qtool.verification.scaling import Compared, compare
-from qtool.verification.side_by_side import Floats
 from qtool.verification.stated import CHECK as STATED
 from qtool.verification.stated import check_stated, statement_of
 from qtool.verification.subject import Subject, subject_of
@@ -115,7 +111,7 @@ def verify_artifact(
     if not path.exists():
         raise SourceError(f"{path}: no such file or folder")
     if engine is not None:
-        from qtool.verification.engine_rules import check_engine
+        from qtool.verification.engines.rules import check_engine
 
         check_engine(engine, tp)
     with np.errstate(all="ignore"):  # numbers that are not finite are told of in sentences
@@ -144,7 +140,7 @@ def _verdict(
 ) -> Verdict:
     """All but what a statement beside the artifact says."""
     if is_gguf(path):
-        from qtool.verification.gguf import verify_gguf
+        from qtool.verification.gguf.checks import verify_gguf
 
         return verify_gguf(path, against, engine, tp, progress, threads)
     findings = list(check_files(path))
@@ -170,7 +166,7 @@ def _verdict(
         subject = subject_of(path, apart, None)
         if against is not None:
             from qtool.quality.weights import open_weights
-            from qtool.verification.rotated import as_rotated
+            from qtool.verification.against.rotated import as_rotated
 
             opened = stack.enter_context(open_weights(against))
             if isinstance(opened, Checkpoint):
@@ -224,7 +220,7 @@ def _verdict(
     if against is not None and (wrong or error.made_of_it(subject) is not True):
         findings += source_tensors.check_quantized(against)
     if engine is not None:
-        from qtool.verification.engine_rules import engine_findings
+        from qtool.verification.engines.rules import engine_findings
 
         checks.append("engine")
         findings += engine_findings(artifact, engine, tp)

@@ -10,8 +10,8 @@ from header_artifacts import FLOATS, compressed, floats, group_config, packed, s
 from oracle.test_vllm_rules import ACTIVATIONS, skips_gate
 from oracle.test_vllm_rules import cases as others
 
-from qtool.verification.engine_rules import engine_findings
-from qtool.verification.engine_schemes import pair_of, refused
+from qtool.verification.engines.rules import engine_findings
+from qtool.verification.engines.schemes import pair_of, refused
 
 pytestmark = [pytest.mark.oracle, pytest.mark.slow]
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from header_artifacts import FLOATS, awq, compressed, gptq, group_config, packed, plain, stored
 
-from qtool.verification.engine_rules import engine_findings
+from qtool.verification.engines.rules import engine_findings
 from qtool.verification.finding import Finding
 
 pytestmark = [pytest.mark.oracle, pytest.mark.slow]

@@ -1,0 +1,1 @@
+"""The weights beside those of the source."""

@@ -1,0 +1,241 @@
+"""One matrix against its source, with scales that were folded into its columns or rows taken out
+(see `fit`). That a scale which was found is also taken out somewhere is judged in `error`."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from qtool.scheme import GroupQuant
+from qtool.streaming.weights import Rows
+from qtool.verification.against.blanks import Blanks, blanks
+from qtool.verification.against.fit import MATCH, Fit, Scales, distance, fit
+from qtool.verification.against.likeness import (
+    Likeness,
+    Sums,
+    counts_of,
+    likeness,
+    sums_of,
+    without_rows,
+)
+from qtool.verification.against.off_scales import OffScale, likely_off, mended, one_of_two, single
+from qtool.verification.against.off_scales import off_scales as find_off
+from qtool.verification.against.pruned import Fours
+from qtool.verification.against.side_by_side import Floats, SideBySide, rows_of_quant, square_of
+from qtool.verification.against.steps import expected_error, single_codes
+
+# Times the expected error: GPTQ makes up to 2, a clipped range up to 3.5.
+UNEXPLAINED = 4.0
+WRONG = 6.0
+_SURELY = 6  # standard errors
+# Of what is left where a zero is off, the mean square: in steps 16 times what rounding leaves, as
+# GPTQ may; of the mean the part that is less than any number of codes that were lost leaves.
+_MOVED, _LEFT = 16 / 12, 0.05
+LOST = 0.95  # relative: as far off as a matrix of zeros
+_PLAIN = 1.2  # times the expected error: no need to look for scales below
+_FEW_CLIPPED = 0.01  # of the weights
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A matrix beside its source."""
+
+    name: str
+    error: float  # relative, with the scales taken out
+    plain_error: float  # relative, as it is
+    expected: float | None
+    plain_expected: float | None
+    columns: Floats | None  # the scales that were found, [in]
+    rows: Floats | None  # likewise, [out]
+    norm: str | None  # whose ratio `columns` is
+    off: int  # groups whose zero is off by whole steps
+    step: int  # by how many most of them are
+    groups: int
+    without_rows: float | None = None  # the error with the norm's ratio alone, over the expected
+    could: frozenset[str] = frozenset()  # norms of which coarse codes cannot tell whether they are
+    untold: bool = False  # its codes are too coarse to tell what the scales belong to
+    like: Likeness | None = None  # part by part, with the scales taken out
+    plainly_like: Likeness | None = None  # as it is
+    pruned: bool = False  # and its source is not
+    off_scales: tuple[OffScale, ...] = ()  # single ones; all else is told with them mended
+    lost_codes: int = 0  # groups whose mean is as far off, which no zero explains
+    as_stored: float | None = None  # the error with these, where there are any
+    blanks: Blanks | None = None  # weights that are lost, their codes 0
+    as_columns: Floats | None = None  # `rows` that are one factor, as scales of columns
+
+    @property
+    def explained(self) -> bool:
+        """Whether the error is what the scheme makes."""
+        return self.expected is None or self.error <= UNEXPLAINED * self.expected
+
+    @property
+    def wrong(self) -> bool:
+        """Whether it is so far off that it cannot be the matrix that was quantized."""
+        over = self.expected is not None and self.error > WRONG * self.expected
+        return not self.explained and (over or self.error > LOST)
+
+    @property
+    def plainly_explained(self) -> bool:
+        """The same without taking any scales out."""
+        expected = self.plain_expected
+        return expected is not None and self.plain_error <= UNEXPLAINED * expected
+
+    @property
+    def rows_by_chance(self) -> bool:
+        """Whether the scheme explains the error without the scales of rows, beside a norm's."""
+        return self.without_rows is not None and self.without_rows <= UNEXPLAINED
+
+    def as_it_is(self) -> "Compared":
+        """Without the scales that were found."""
+        return replace(
+            self, error=self.plain_error, expected=self.plain_expected, columns=None, rows=None,
+            like=self.plainly_like, as_columns=None,
+        )  # fmt: skip
+
+
+def compare(name: str, quant: GroupQuant, source: Rows, norms: Mapping[str, Floats]) -> Compared:
+    """source: its rows, of [out, in]. norms: of norms in reach that changed, the ratio [in]."""
+    found = _compared(name, quant, source, norms)
+    off = single(found.off_scales)
+    if not found.explained:  # scales that are far off may have led the search for folds astray
+        off = _beside_folds(name, quant, source, norms) or off
+    if not off:
+        return found
+    better = _compared(name, mended(quant, off), source, norms)
+    every = (*off, *(one for one in better.off_scales if one.group is None))
+    as_stored = found.plain_error if better.columns is None else found.error
+    return replace(better, off_scales=every, as_stored=as_stored)
+
+
+def _beside_folds(
+    name: str, quant: GroupQuant, source: Rows, norms: Mapping[str, Floats]
+) -> tuple[OffScale, ...]:
+    """Single scales that are off, beside the folds of the matrix with all mended that seem so."""
+    pair = SideBySide(quant.shape, rows_of_quant(quant), source)
+    likely = likely_off(quant, sums_of(quant, pair).groups)
+    if not likely:
+        return ()
+    c = _compared(name, mended(quant, likely), source, norms)
+    sums = sums_of(quant, pair.scaled(c.columns, c.rows))
+    return single(_off(quant, pair, sums, (c.columns, c.rows)))
+
+
+def _compared(name: str, quant: GroupQuant, source: Rows, norms: Mapping[str, Floats]) -> Compared:
+    """As `compare`, as it is stored."""
+    pair = SideBySide(quant.shape, rows_of_quant(quant), source)
+    lost = expected_error(quant)
+    sums = plain_sums = sums_of(quant, pair)
+    size, plain = math.sqrt(sums.whole), math.sqrt(sums.lost)
+    if plain > _PLAIN * lost:
+        lost = _with_clipped(quant, pair, lost)
+    far = plain > _PLAIN * lost
+    pruned = far and _is_pruned(pair)
+    found: Fit | None = None
+    if math.isfinite(plain) and ((far and not pruned) or norms):
+        found = fit(pair, norms)
+        if found.columns is not None or found.rows is not None:
+            sums = sums_of(quant, pair.scaled(found.columns, found.rows))
+    whole, left = math.sqrt(sums.whole), math.sqrt(sums.lost)
+    zeros = math.sqrt(sums.stored)  # how far zeros are off
+    scales: Scales = (found.columns, found.rows) if found else (None, None)
+    off, step, lost_codes = _zeros_off(quant, sums)
+    like = likeness(quant, sums, lost)
+    return Compared(
+        name,
+        left / whole if whole else zeros,
+        plain / size if size else zeros,
+        lost / whole if whole else None,
+        lost / size if size else None,
+        found.columns if found else None,
+        found.rows if found else None,
+        found.norm if found else None,
+        off,
+        step,
+        quant.scale.size,
+        (found.without_rows if found else plain) / lost if lost else None,
+        found.could if found else frozenset(),
+        like=like,
+        plainly_like=like if sums is plain_sums else likeness(quant, plain_sums, lost),
+        pruned=pruned,
+        lost_codes=lost_codes,
+        as_columns=found.as_columns if found else None,
+        off_scales=_off(quant, pair, sums, scales),
+        blanks=None if pruned or left > LOST * whole else blanks(quant, pair.scaled(*scales), sums),
+    )
+
+
+def _off(quant: GroupQuant, pair: SideBySide, sums: Sums, scales: Scales) -> tuple[OffScale, ...]:
+    """Single scales, with folds taken out. Rows that are no fold hold what is off in them."""
+    columns, rows = scales
+    if not are_even(rows):
+        off = find_off(quant, pair.scaled(columns, rows), sums.groups)
+        return off if quant.scale.shape[1] != 2 else one_of_two(off)
+    return find_off(quant, pair.scaled(columns, None), without_rows(sums, rows))
+
+
+def are_even(rows: Floats | None) -> bool:
+    """Whether scales of rows are what clipping leaves, but for single ones."""
+    return rows is None or distance(rows, np.ones_like(rows)) < MATCH
+
+
+def _is_pruned(pair: SideBySide) -> bool:
+    """Whether what is stored has the pattern, and the source has not."""
+    whole = pair.shape[0] * pair.shape[1]
+    stored, source = Fours(), Fours()
+    for _, new, old in pair.pieces():
+        stored, source = stored.with_rows(new), source.with_rows(old)
+        if stored.is_not_of(whole):
+            return False
+    return stored.pruned and not source.pruned
+
+
+def _with_clipped(quant: GroupQuant, pair: SideBySide, lost: float) -> float:
+    """The expected error with that of a few weights beyond the ends of their range, where rounding
+    explains all others: AutoRound's search clips weights of 8 bits that count little."""
+    if quant.scheme.is_float:
+        return lost
+    top = (1 << quant.scheme.bits) - 1
+    count, of_clipped, of_others = 0, 0.0, 0.0
+    for rows, stored, weight in pair.pieces():
+        codes = quant.codes[rows]
+        ends = (codes == 0) | (codes == top)
+        clipped = ends & (np.abs(weight) > np.abs(stored)) & (weight * stored >= 0)
+        left = weight - stored
+        count += int(clipped.sum())
+        of_clipped += square_of(left[clipped])
+        of_others += square_of(left[~clipped])
+    if count > _FEW_CLIPPED * quant.codes.size or math.sqrt(of_others) > _PLAIN * lost:
+        return lost
+    return math.hypot(lost, math.sqrt(of_clipped))
+
+
+def _zeros_off(quant: GroupQuant, sums: Sums) -> tuple[int, int, int]:
+    """How many groups have a zero that is off by whole steps, and by how many most of them; and how
+    many have a mean that is, by more than a zero explains: it moves all weights by the same.
+
+    W - Q is (zero stored - zero meant) * scale on average, and 0 where they are the same, but for
+    what is left by chance of the few weights of a group, which GPTQ leaves farther off.
+    """
+    if quant.scheme.is_float:
+        return 0, 0, 0
+    scale = quant.row_scale().astype(np.float64)
+    count = counts_of(quant)
+    means = sums.groups[3] / count
+    with np.errstate(divide="ignore", invalid="ignore"):
+        steps = np.where(scale != 0, means / scale, 0.0)
+    steps = np.where(np.isfinite(steps), steps, 0.0)
+    off = np.abs(steps) > 0.6
+    if off.any():
+        spread = sums.groups[2] / count - means**2
+        chance = np.sqrt(np.maximum(spread, 0) / count)
+        off &= np.abs(means) > _SURELY * chance
+    if not off.any():
+        return 0, 0, 0
+    lost = off & (spread > np.maximum(_MOVED * np.square(scale), _LEFT * np.square(means)))
+    lost |= off & single_codes(quant)
+    off &= ~lost
+    if not off.any():
+        return 0, 0, int(lost.sum())
+    whole, counts = np.unique(np.rint(steps[off]), return_counts=True)
+    return int(off.sum()), int(whole[counts.argmax()]), int(lost.sum())

@@ -1,0 +1,71 @@
+"""Matrices that are far from the source's of their name, and are another one of it."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from qtool.errors import QtoolError
+from qtool.formats.dtypes import FLOAT_DTYPES
+from qtool.scheme import GroupQuant
+from qtool.streaming.weights import Weights, rows_of
+from qtool.verification.against.scaling import LOST, Compared
+from qtool.verification.against.side_by_side import Floats, norm, rows_of_quant
+from qtool.verification.finding import Finding
+from qtool.verification.sentences import AGAIN, some, verb
+from qtool.verification.sentences import count as counted
+from qtool.verification.subject import Subject
+
+CHECK = "swapped"
+_ROWS = 32  # are compared with those of each matrix of the same shape
+_LIKE = 0.8  # cosine: codes of two bits and scales folded in leave more, chance in 32 rows none
+_MOST = 0.5  # of the matrices: more are another model's
+_LOOKED_AT = 64  # of those that are lost
+
+
+def check_swapped(subject: Subject, compared: Sequence[Compared]) -> Iterator[Finding]:
+    """swapped: no matrix is what the source has by another name."""
+    source = subject.source
+    lost = [c.name for c in compared if c.groups and c.error > LOST]
+    if source is None or not lost or len(lost) > _MOST * len(compared):
+        return
+    starts = {name: _start(subject, name) for name in lost[:_LOOKED_AT]}
+    found = _others(source, {name: rows for name, rows in starts.items() if rows is not None})
+    if found:
+        pairs = [f"{name} is the source's {other}" for name, other in found.items()]
+        yield Finding(
+            "error", CHECK, next(iter(found)),
+            f"{counted(len(found), 'matrix')} {verb(len(found), 'stand', 'stands')} under "
+            f"{verb(len(found), 'names', 'a name')} of another: {some(pairs)}; {AGAIN}",
+        )  # fmt: skip
+
+
+def _start(subject: Subject, name: str) -> Floats | None:
+    """The first rows of a matrix of codes."""
+    try:
+        quant = subject.artifact.read(name)
+    except QtoolError:
+        return None
+    if not isinstance(quant, GroupQuant):
+        return None
+    return rows_of_quant(quant)(0, min(_ROWS, quant.shape[0]))
+
+
+def _others(source: Weights, starts: Mapping[str, Floats]) -> dict[str, str]:
+    """By matrix, the one of the source that it is; those that none is alike are left out. Each of
+    the source's is read once."""
+    best: dict[str, tuple[float, str]] = {}
+    shapes = {name: (source.tensors[name].shape, rows) for name, rows in starts.items()}
+    wanted = {shape for shape, _ in shapes.values()}
+    for other, info in source.tensors.items():
+        if info.shape not in wanted or info.dtype not in FLOAT_DTYPES:
+            continue
+        there = rows_of(source, other, in_parts=True)(0, min(_ROWS, info.shape[0]))
+        for name, (shape, rows) in shapes.items():
+            if shape == info.shape and name != other:
+                best[name] = max(best.get(name, (_LIKE, "")), (_cosine(rows, there), other))
+    return {name: other for name, (_, other) in best.items() if other}
+
+
+def _cosine(one: Floats, other: Floats) -> float:
+    sizes = norm(one) * norm(other)
+    return float(np.vdot(one, other)) / sizes if sizes and np.isfinite(sizes) else 0.0
