@@ -6,7 +6,7 @@
               compressed-tensors has it up to 0.18, which SGLang asks for
     neither   sparse formats
 
-Which weights go with which inputs is in engine_schemes.
+Which weights go with which inputs is in schemes.
 
 Sources: vLLM 0.33 (compressed_tensors, kernels/linear/mixed_precision), SGLang 0.5.23
 (quantization/compressed_tensors), compressed-tensors 0.20 (ActivationOrdering).

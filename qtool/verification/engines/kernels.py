@@ -6,9 +6,9 @@
     else            AWQ has a slow kernel of its own, GPTQ none (in SGLang since 0.5.20)
     fp8             blocks of 128x128, as in compressed-tensors; SGLang leaves those of another
                     width to Triton
-    compressed-     engine_compressed, engine_schemes
+    compressed-     compressed, schemes
     tensors
-    auto-round      engine_auto_round
+    auto-round      auto_round_config
 
 Sources: vLLM 0.33 (auto_awq, auto_gptq, gptq_utils, marlin_utils, moe_wna16,
 kernels/linear/mixed_precision), SGLang 0.5.23 (quantization/gptq, awq, marlin_utils, fp8_utils).

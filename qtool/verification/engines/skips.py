@@ -8,7 +8,7 @@
     compressed-tensors  ignore, and targets      names, or regular expressions after "re:"; for
                                                  SGLang's ignore also ends of names from a dot on
     FP8                 modules_to_not_convert   whole names; SGLang: parts from dot to dot
-    AutoRound           extra_config             engine_auto_round
+    AutoRound           extra_config             auto_round_config
 
 Of towers and projectors it is up to an engine's class of the model, and to its version, whether
 they are asked for: in vLLM those of LLaVA, Gemma 3 and Qwen2-VL are, and what merges patches in
