@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from qtool.formats.gguf_header import Header, read_header
 from qtool.formats.gguf_values import Value, f32, string, strings, u32
 from qtool.formats.gguf_writer import GgufWriter, TensorSpec, lay_out
-from qtool.gguf.imatrix import Importance, write_importance
+from qtool.gguf.importance.imatrix import Importance, write_importance
 from qtool.gguf_types import BF16, F16, F32, BlockType
 
 LAYERS, WIDTH, FEED, HEADS, KV_HEADS, VOCABULARY = 8, 256, 512, 8, 2, 64

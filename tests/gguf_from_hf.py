@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from qtool.formats.gguf_file import GgufFile
 from qtool.formats.gguf_values import Kind, Value, string, u32
-from qtool.gguf import from_hf
+from qtool.gguf.from_hf import source as from_hf
 from qtool.gguf.quantize import run_gguf
 from qtool.gguf.request import GgufRequest
 from qtool.recipe.recipe import load

@@ -15,11 +15,11 @@ from test_resume import Died, dying
 from qtool.calibrating.sites import refuse_conv1d
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.checkpoints.fused_experts import apart
-from qtool.gguf import convert
+from qtool.gguf.gptq.sweeping import Sweeping
 from qtool.gguf.quantize import run_gguf
 from qtool.gguf.recipe import GgufRecipe
 from qtool.gguf.request import GgufRequest
-from qtool.gguf.sweeping import Sweeping
+from qtool.gguf.to_hf import convert
 from qtool.recipe import recipe as recipes
 from qtool.runs.progress import Progress
 from qtool.runs.summary import Summary

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from qtool.formats.gguf_values import Kind, Value, array, f32, string, u32
 from qtool.gguf.architectures import TABLE
 from qtool.gguf.architectures.shapes import expected_shape
-from qtool.gguf.from_hf import gguf_names
+from qtool.gguf.from_hf.source import gguf_names
 from qtool.gguf.source import GgufSource, SourceTensor
 from qtool.gguf_types import F16, F32, BlockType
 

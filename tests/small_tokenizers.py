@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from qtool.formats.gguf_values import Value
-from qtool.gguf import bytelevel
-from qtool.gguf.tokenizers import tokenizer_metadata
+from qtool.gguf.tokenizer import bytelevel
+from qtool.gguf.tokenizer.keys import tokenizer_metadata
 
 SPACE = "\u2581"
 MERGES = ["Ġ t", "h e", "Ġt he", "i n", "Ġ Ġ", "a n", "an d", "Ã ©", "1 2", "\u010a \u010a"]

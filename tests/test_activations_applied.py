@@ -27,7 +27,7 @@ from qtool.formats.gguf_file import GgufFile
 from qtool.gguf.open import open_source
 from qtool.gguf.quantize import run_gguf
 from qtool.gguf.request import GgufRequest
-from qtool.gguf.weights import gguf_weights
+from qtool.gguf.to_hf.weights import gguf_weights
 from qtool.hub import tiny_folder
 from qtool.quality.engine_inputs import activations as of_weights
 from qtool.quality.forward import forward
@@ -342,7 +342,7 @@ def test_experts_and_fused_matrices(
 
     monkeypatch.setattr("qtool.quality.rounded_inputs.RoundedInputs", Watched)
     monkeypatch.setattr(
-        "qtool.gguf.weights.side_files",
+        "qtool.gguf.to_hf.weights.side_files",
         lambda _, model: {"config.json": json.dumps(model.config).encode()},
     )
     with gguf_weights(open_source(tmp_path / "m.gguf")) as (weights, _):

@@ -7,7 +7,7 @@ import gpt_oss
 import pytest
 import quantizing
 
-from qtool.gguf import from_hf
+from qtool.gguf.from_hf import source as from_hf
 from qtool.hub import tiny_folder
 from qtool.planning.advised import calibrated
 

@@ -13,8 +13,8 @@ from test_calibration import Settings
 
 from qtool.errors import QtoolError, SourceError, UnsupportedError
 from qtool.formats.gguf_values import string
-from qtool.gguf.tokenizer_files import tokenizer_files
-from qtool.gguf.tokenizers import tokenizer_metadata
+from qtool.gguf.tokenizer.files import tokenizer_files
+from qtool.gguf.tokenizer.keys import tokenizer_metadata
 from qtool.texts.calibration import calibration_tokens
 from qtool.texts.mixture import check_source
 from qtool.texts.source import load_text, read_text

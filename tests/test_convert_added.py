@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 from verifying import forget_digests
 
 from qtool.errors import UnsupportedError
-from qtool.gguf import convert as gguf_convert
-from qtool.gguf import from_hf
+from qtool.gguf.from_hf import source as from_hf
+from qtool.gguf.to_hf import convert as gguf_convert
 
 NORM = "model.layers.0.input_layernorm.weight"
 

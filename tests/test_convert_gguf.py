@@ -27,11 +27,11 @@ from converting import (
 from qtool.artifacts.artifact import Artifact
 from qtool.converting.blocks import Q4_0, Q4_1, Q8_0, BlockMatrix, pack, unpack
 from qtool.errors import QtoolError, UnsupportedError
-from qtool.gguf import convert as gguf_convert
-from qtool.gguf import from_hf
+from qtool.gguf.from_hf import source as from_hf
 from qtool.gguf.quantize import run_gguf
 from qtool.gguf.recipe import GgufRecipe
 from qtool.gguf.request import GgufRequest
+from qtool.gguf.to_hf import convert as gguf_convert
 from qtool.gguf_types import BlockType
 from qtool.recipe.recipe import load
 from qtool.runs.progress import Progress

@@ -19,7 +19,7 @@ from qtool.converting.blocks import second_scale
 from qtool.errors import FormatError, UnsupportedError
 from qtool.formats.gguf_file import GgufFile
 from qtool.gguf.open import open_source
-from qtool.gguf.weights import gguf_weights
+from qtool.gguf.to_hf.weights import gguf_weights
 from qtool.scheme import GroupQuant
 
 

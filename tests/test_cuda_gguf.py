@@ -13,7 +13,7 @@ from qtool.cuda.staging import CudaPlace, Place
 from qtool.errors import FormatError, SourceError
 from qtool.formats.gguf_file import GgufFile
 from qtool.gguf import on_device
-from qtool.gguf.imatrix import write_importance
+from qtool.gguf.importance.imatrix import write_importance
 from qtool.gguf.quantize import run_gguf
 from qtool.gguf.recipe import GgufRecipe
 from qtool.gguf.request import GgufRequest

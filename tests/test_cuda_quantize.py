@@ -14,7 +14,7 @@ from test_gptq import problem, static_grid, sweep_reference
 from qtool import grid, native, native_gguf
 from qtool.cuda import quantize_tasks as tasks
 from qtool.cuda import rounding
-from qtool.gguf.levels import SWEPT, Levels, levels, together
+from qtool.gguf.gptq.levels import SWEPT, Levels, levels, together
 from qtool.gguf_types import BY_NAME
 from qtool.methods import gptq, gptq_device, rtn
 from qtool.scheme import Scheme

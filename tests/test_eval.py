@@ -17,11 +17,11 @@ from qtool.artifacts.artifact import Artifact
 from qtool.formats.gguf_file import GgufFile
 from qtool.formats.gguf_values import Kind, Value, string
 from qtool.formats.gguf_writer import TensorSpec, lay_out
-from qtool.gguf.importance import bos_of
+from qtool.gguf.importance.measured import bos_of
 from qtool.gguf.quantize import run_gguf
 from qtool.gguf.request import GgufRequest
-from qtool.gguf.tokenizer_files import tokenizer_files
-from qtool.gguf.tokenizers import tokenizer_metadata
+from qtool.gguf.tokenizer.files import tokenizer_files
+from qtool.gguf.tokenizer.keys import tokenizer_metadata
 from qtool.hub import tiny_folder
 from qtool.quality import metrics
 from qtool.quality.evaluate import size_of

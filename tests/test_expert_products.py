@@ -19,7 +19,7 @@ from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.checkpoints.fused_experts import apart
 from qtool.fitting.slope import Slopes
 from qtool.fitting.slopes import measure
-from qtool.gguf.from_hf import hf_source
+from qtool.gguf.from_hf.source import hf_source
 from qtool.gguf.open import open_source
 from qtool.gguf.source import as_floats
 from qtool.recipe.recipe import load

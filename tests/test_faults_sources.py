@@ -26,10 +26,10 @@ from quantizing import files
 
 from qtool.converting.resume import at_once
 from qtool.errors import ResumeError, SourceError, UnsupportedError
-from qtool.gguf import convert
 from qtool.gguf.open import open_source
 from qtool.gguf.quantize import run_gguf
 from qtool.gguf.request import GgufRequest
+from qtool.gguf.to_hf import convert
 from qtool.recipe.recipe import Recipe, load
 from qtool.runs import identity, staging
 from qtool.runs.progress import Progress

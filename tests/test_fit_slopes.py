@@ -17,7 +17,7 @@ from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.fitting import slopes
 from qtool.fitting.gguf_losses import Weighed, weighed
 from qtool.fitting.slope import Slope, Slopes
-from qtool.gguf.from_hf import hf_source
+from qtool.gguf.from_hf.source import hf_source
 from qtool.gguf.plan import make_gguf_plan
 from qtool.gguf.recipe import GgufRecipe
 from qtool.hub import tiny_folder

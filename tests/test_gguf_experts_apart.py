@@ -14,8 +14,8 @@ from verifying import but_digests
 
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.formats.gguf_file import GgufFile
-from qtool.gguf.experts_apart import experts_apart
-from qtool.gguf.from_hf import hf_source
+from qtool.gguf.from_hf.experts_apart import experts_apart
+from qtool.gguf.from_hf.source import hf_source
 from qtool.transforms.scaled import from_json
 from qtool.verification.run import verify_artifact
 

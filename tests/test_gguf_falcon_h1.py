@@ -14,10 +14,10 @@ from safetensors.numpy import load_file
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import QtoolError
 from qtool.formats.gguf_file import GgufFile
-from qtool.gguf.from_hf import hf_source
+from qtool.gguf.from_hf.source import hf_source
 from qtool.gguf.open import open_source
 from qtool.gguf.source import GgufSource, as_floats
-from qtool.gguf.weights import gguf_weights
+from qtool.gguf.to_hf.weights import gguf_weights
 from qtool.runs.summary import OUTPUTS
 from qtool.verification.run import verify_artifact
 

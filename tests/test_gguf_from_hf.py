@@ -27,8 +27,9 @@ from numpy.typing import NDArray
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import UnsupportedError
 from qtool.formats.gguf_values import Kind
-from qtool.gguf import from_hf, hf_rows, row_maps
-from qtool.gguf.from_hf import hf_source
+from qtool.gguf.from_hf import hf_rows, row_maps
+from qtool.gguf.from_hf import source as from_hf
+from qtool.gguf.from_hf.source import hf_source
 from qtool.gguf.source import GgufSource
 
 
@@ -280,7 +281,7 @@ def test_neither_torch_nor_transformers() -> None:
     code = (
         "import sys\n"
         "from qtool.checkpoints.checkpoint import Checkpoint\n"
-        "from qtool.gguf.from_hf import hf_source\n"
+        "from qtool.gguf.from_hf.source import hf_source\n"
         "source = hf_source(Checkpoint.open('qtool/tiny'))\n"
         "assert source.tensors[0].read(0, 1).size\n"
         "print(sorted({'torch', 'transformers', 'pydantic'} & set(sys.modules)))\n"

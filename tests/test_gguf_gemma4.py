@@ -16,12 +16,12 @@ from safetensors.numpy import load_file, save_file
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import FormatError, QtoolError, UnsupportedError
 from qtool.formats.gguf_values import Kind, Value, array, u32
-from qtool.gguf import from_hf
-from qtool.gguf.from_hf import NOTHING_READS, hf_source
-from qtool.gguf.hf_tensor import floats_of
-from qtool.gguf.rope_tensors import proportional_divisors
+from qtool.gguf.from_hf import source as from_hf
+from qtool.gguf.from_hf.rope_tensors import proportional_divisors
+from qtool.gguf.from_hf.source import NOTHING_READS, hf_source
 from qtool.gguf.source import GgufSource, SourceTensor
-from qtool.gguf.to_hf import hf_model
+from qtool.gguf.to_hf.hf_tensor import floats_of
+from qtool.gguf.to_hf.model import hf_model
 from qtool.gguf_types import F32
 
 FULL, WINDOW = "full_attention", "sliding_attention"

@@ -8,8 +8,8 @@ from tokenizers import Tokenizer
 
 from qtool.errors import FormatError, UnsupportedError
 from qtool.formats.gguf_values import Kind, array, boolean, string
-from qtool.gguf.tokenizer_files import tokenizer_files
-from qtool.gguf.tokenizers import tokenizer_metadata
+from qtool.gguf.tokenizer.files import tokenizer_files
+from qtool.gguf.tokenizer.keys import tokenizer_metadata
 
 T = "tokenizer.ggml."
 

@@ -16,9 +16,9 @@ from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import FormatError, QtoolError, UnsupportedError
 from qtool.formats.gguf_file import GgufFile
 from qtool.formats.safetensors_header import TensorInfo
-from qtool.gguf import from_hf
-from qtool.gguf.expert_rows import biases, packed_rows
-from qtool.gguf.from_hf import hf_source
+from qtool.gguf.from_hf import source as from_hf
+from qtool.gguf.from_hf.expert_rows import biases, packed_rows
+from qtool.gguf.from_hf.source import hf_source
 from qtool.gguf.quantize import run_gguf
 from qtool.gguf.request import GgufRequest
 from qtool.gguf.source import SourceTensor, as_floats

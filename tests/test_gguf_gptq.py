@@ -23,17 +23,18 @@ from qtool.calibrating.placed import Passage
 from qtool.errors import FormatError, SourceError, UnsupportedError
 from qtool.formats.gguf_file import GgufFile
 from qtool.formats.gguf_values import Kind
-from qtool.gguf import kinds, sweeping, swept_site
-from qtool.gguf.imatrix import Importance
+from qtool.gguf import kinds
+from qtool.gguf.gptq import sweeping, swept_site
+from qtool.gguf.gptq.levels import SWEPT
+from qtool.gguf.gptq.sweeping import Sweeping
+from qtool.gguf.importance.imatrix import Importance
 from qtool.gguf.inspect import GgufInspection
 from qtool.gguf.inspect_text import summary
-from qtool.gguf.levels import SWEPT
 from qtool.gguf.open import open_source
 from qtool.gguf.plan import make_gguf_plan
 from qtool.gguf.recipe import GgufRecipe
 from qtool.gguf.scaling import Scaling
-from qtool.gguf.sweeping import Sweeping
-from qtool.gguf.weights import gguf_weights
+from qtool.gguf.to_hf.weights import gguf_weights
 from qtool.recipe import recipe as recipes
 from qtool.report.again import commands
 from qtool.reproduce.run import Asked, reproduce

@@ -18,13 +18,13 @@ from hf_arrays import (
 from numpy.typing import NDArray
 
 from qtool.errors import FormatError, QtoolError, SourceError, UnsupportedError
-from qtool.gguf import from_hf
 from qtool.gguf.architectures import TABLE
 from qtool.gguf.architectures.inside import AROUND, OTHERWISE, TIED
-from qtool.gguf.from_hf import hf_source
-from qtool.gguf.general import general_metadata
-from qtool.gguf.hf_config import complete
-from qtool.gguf.rope_tensors import llama3_divisors
+from qtool.gguf.from_hf import source as from_hf
+from qtool.gguf.from_hf.general import general_metadata
+from qtool.gguf.from_hf.hf_config import complete
+from qtool.gguf.from_hf.rope_tensors import llama3_divisors
+from qtool.gguf.from_hf.source import hf_source
 
 
 @pytest.fixture(autouse=True)

@@ -11,14 +11,14 @@ import pytest
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import QtoolError, UnsupportedError
 from qtool.formats.gguf_values import Kind, Value, array, u32
-from qtool.gguf import from_hf
 from qtool.gguf.architectures import TABLE, prediction
 from qtool.gguf.architectures.linear_attention import is_linear
 from qtool.gguf.architectures.sizes import SIZES
-from qtool.gguf.from_hf import hf_source
-from qtool.gguf.hf_config import complete
-from qtool.gguf.to_hf import hf_model
-from qtool.gguf.value_maps import MINUS_EXP
+from qtool.gguf.from_hf import source as from_hf
+from qtool.gguf.from_hf.hf_config import complete
+from qtool.gguf.from_hf.source import hf_source
+from qtool.gguf.from_hf.value_maps import MINUS_EXP
+from qtool.gguf.to_hf.model import hf_model
 from qtool.verification.gguf.tensors import check_tensors
 
 ROW, NEXT = TABLE["Qwen3_5ForCausalLM"], TABLE["Qwen3NextForCausalLM"]

@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 from qtool import native_gguf
 from qtool.errors import FormatError
 from qtool.gguf.architectures.modules import Module
-from qtool.gguf.cuts import Cut
-from qtool.gguf.joined import Part, joined
+from qtool.gguf.from_hf.cuts import Cut
+from qtool.gguf.from_hf.row_maps import EVEN_ROWS, FIRST_HALF, ODD_ROWS, SECOND_HALF, RowMap, Rows
 from qtool.gguf.mixture_table import TYPES
-from qtool.gguf.row_maps import EVEN_ROWS, FIRST_HALF, ODD_ROWS, SECOND_HALF, RowMap, Rows
 from qtool.gguf.source import SourceTensor, as_floats
+from qtool.gguf.to_hf.joined import Part, joined
 from qtool.gguf_types import F32
 
 _Q4 = TYPES["Q4_0"]

@@ -12,10 +12,11 @@ from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import FormatError, QtoolError, UnsupportedError
 from qtool.formats.gguf_values import Kind, f32, u32
 from qtool.formats.safetensors_header import TensorInfo
-from qtool.gguf import cuts, from_hf
-from qtool.gguf.cuts import Cut, cut_out
-from qtool.gguf.from_hf import hf_source
-from qtool.gguf.importance import Gathered, Squares
+from qtool.gguf.from_hf import cuts
+from qtool.gguf.from_hf import source as from_hf
+from qtool.gguf.from_hf.cuts import Cut, cut_out
+from qtool.gguf.from_hf.source import hf_source
+from qtool.gguf.importance.measured import Gathered, Squares
 from qtool.gguf.source import GgufSource
 from qtool.texts.calibration import Calibration
 

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 from test_gguf_to_hf import bytes_of, keys_of, source_of, without_tokenizers
 
 from qtool.errors import FormatError, SourceError, UnsupportedError
-from qtool.gguf.to_hf import hf_model
+from qtool.gguf.to_hf.model import hf_model
 from qtool.verification.gguf.tensors import check_tensors
 
 __all__ = ["without_tokenizers"]

@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 
 from qtool import native_gguf
 from qtool.errors import FormatError, UnsupportedError
-from qtool.gguf import lattice
-from qtool.gguf.levels import SWEPT, Levels, codes_of, levels, put_codes
+from qtool.gguf.gptq import lattice
+from qtool.gguf.gptq.levels import SWEPT, Levels, codes_of, levels, put_codes
 from qtool.gguf_types import BY_NAME, BlockType
 
 Bytes = NDArray[np.uint8]

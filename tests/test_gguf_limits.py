@@ -10,8 +10,8 @@ from safetensors.numpy import load_file, save_file
 
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import QtoolError, UnsupportedError
-from qtool.gguf import from_hf
-from qtool.gguf.from_hf import hf_source
+from qtool.gguf.from_hf import source as from_hf
+from qtool.gguf.from_hf.source import hf_source
 from qtool.gguf.plan import make_gguf_plan
 from qtool.gguf.recipe import GgufRecipe
 from qtool.recipe.recipe import load

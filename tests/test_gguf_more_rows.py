@@ -16,10 +16,10 @@ from small_tokenizers import SIZE
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import SourceError, UnsupportedError
 from qtool.formats.gguf_values import u32
-from qtool.gguf import from_hf
 from qtool.gguf.architectures import TABLE
-from qtool.gguf.from_hf import gguf_names, hf_source
-from qtool.gguf.tokenizers import PREFIX, tokenizer_metadata
+from qtool.gguf.from_hf import source as from_hf
+from qtool.gguf.from_hf.source import gguf_names, hf_source
+from qtool.gguf.tokenizer.keys import PREFIX, tokenizer_metadata
 from qtool.verification.gguf.tensors import check_tensors
 
 _SMALL = {

@@ -12,9 +12,9 @@ from test_gguf_to_hf import keys_of, source_of, without_tokenizers
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import QtoolError, SourceError, UnsupportedError
 from qtool.formats.gguf_values import Kind, Value, array, u32
-from qtool.gguf.from_hf import hf_source
-from qtool.gguf.to_hf import hf_model
-from qtool.gguf.to_hf_config import has_way_back
+from qtool.gguf.from_hf.source import hf_source
+from qtool.gguf.to_hf.config import has_way_back
+from qtool.gguf.to_hf.model import hf_model
 from qtool.verification.gguf.tensors import check_tensors
 
 __all__ = ["without_tokenizers"]

@@ -18,14 +18,14 @@ from verifying import but_digests
 
 from qtool.errors import RecipeError, UnsupportedError
 from qtool.formats.gguf_file import GgufFile
-from qtool.gguf.from_hf import hf_source
+from qtool.gguf.from_hf.source import hf_source
 from qtool.gguf.open import open_source, open_view
 from qtool.gguf.plan import make_gguf_plan
 from qtool.gguf.quantize import run_gguf
 from qtool.gguf.recipe import GgufRecipe
 from qtool.gguf.request import GgufRequest
 from qtool.gguf.scaling import Scaling
-from qtool.gguf.weights import gguf_weights
+from qtool.gguf.to_hf.weights import gguf_weights
 from qtool.planning.duration import STARTUP_SECONDS
 from qtool.planning.estimate import PROVING_PROCESS_BYTES
 from qtool.recipe import recipe as recipes

@@ -31,7 +31,7 @@ from qtool.gguf.quantize import run_gguf
 from qtool.gguf.request import GgufRequest
 from qtool.gguf.second_scales import with_scales
 from qtool.gguf.source import as_floats
-from qtool.gguf.weights import gguf_weights
+from qtool.gguf.to_hf.weights import gguf_weights
 from qtool.gguf_types import BY_NAME, F32, BlockType
 from qtool.recipe.recipe import load
 from qtool.verification.finding import Verdict

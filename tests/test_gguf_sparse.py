@@ -14,8 +14,8 @@ from small_tokenizers import SIZE, keys_of
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import FormatError, QtoolError, UnsupportedError
 from qtool.formats.gguf_values import u32
-from qtool.gguf import from_hf
-from qtool.gguf.from_hf import hf_source
+from qtool.gguf.from_hf import source as from_hf
+from qtool.gguf.from_hf.source import hf_source
 
 T = "tokenizer.ggml."
 ROUTED: dict[str, Any] = {

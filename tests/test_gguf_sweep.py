@@ -8,8 +8,8 @@ from hessians import hessian, trace_error
 from numpy.typing import NDArray
 
 from qtool import native_gguf
-from qtool.gguf import sweep
-from qtool.gguf.levels import SWEPT, together
+from qtool.gguf.gptq import sweep
+from qtool.gguf.gptq.levels import SWEPT, together
 from qtool.gguf_types import BY_NAME, BlockType
 from qtool.methods import gptq
 

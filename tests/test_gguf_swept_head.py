@@ -23,11 +23,11 @@ from qtool.calibrating.stats import SiteStats
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.converting.resume import at_once
 from qtool.formats.gguf_file import GgufFile
-from qtool.gguf import sweep, sweeping
-from qtool.gguf.convert import convert_to_hf
+from qtool.gguf.gptq import sweep, sweeping
+from qtool.gguf.gptq.levels import together
 from qtool.gguf.kinds import HEAD
-from qtool.gguf.levels import together
 from qtool.gguf.open import open_source, open_view
+from qtool.gguf.to_hf.convert import convert_to_hf
 from qtool.gguf_types import BY_NAME
 from qtool.methods import gptq
 from qtool.recipe import recipe as recipes

@@ -21,13 +21,14 @@ from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.converting.resume import at_once
 from qtool.errors import FormatError, QtoolError, UnsupportedError
 from qtool.formats.gguf_values import Value, f32, string, u32
-from qtool.gguf import convert, from_hf
 from qtool.gguf.architectures import TABLE
-from qtool.gguf.from_hf import hf_source
+from qtool.gguf.from_hf import source as from_hf
+from qtool.gguf.from_hf.source import hf_source
 from qtool.gguf.source import GgufSource, SourceTensor, as_floats
-from qtool.gguf.to_hf import hf_model
-from qtool.gguf.to_hf_keys import OF_SIGHT
-from qtool.gguf.weights import gguf_weights
+from qtool.gguf.to_hf import convert
+from qtool.gguf.to_hf.keys import OF_SIGHT
+from qtool.gguf.to_hf.model import hf_model
+from qtool.gguf.to_hf.weights import gguf_weights
 from qtool.gguf_types import F32, block_type
 from qtool.native import floats
 from qtool.runs.progress import Progress
@@ -165,7 +166,7 @@ def same_function(folder: Path, out: Path, *, exact: bool = True) -> None:
 
 def test_every_key_of_the_table_is_put_back() -> None:
     """A key with a rule of its own needs a way back: one missing would be an UnsupportedError."""
-    from qtool.gguf import to_hf_config
+    from qtool.gguf.to_hf import config as to_hf_config
 
     by_hand = {
         "layer_types", "rope_parameters", "head_dim", "num_hidden_layers", "q_lora_rank",

@@ -9,7 +9,7 @@ from test_gguf_to_hf import source_of, without_tokenizers
 
 from qtool.errors import FormatError, UnsupportedError
 from qtool.formats.gguf_values import Value, f32, u32
-from qtool.gguf.to_hf import hf_model
+from qtool.gguf.to_hf.model import hf_model
 
 __all__ = ["without_tokenizers"]
 

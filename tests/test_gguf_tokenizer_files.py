@@ -11,10 +11,10 @@ from tokenizer_page import PAGE
 from tokenizers import Tokenizer
 
 from qtool.formats.gguf_values import boolean, string, u32
-from qtool.gguf import pre_hashes, pretokenizers
-from qtool.gguf.tokenizer_files import tokenizer_files
-from qtool.gguf.tokenizer_json import bpe_vocabulary
-from qtool.gguf.tokenizers import OVERRIDES, tokenizer_metadata
+from qtool.gguf.tokenizer import pre_hashes, pretokenizers
+from qtool.gguf.tokenizer.files import tokenizer_files
+from qtool.gguf.tokenizer.hf_json import bpe_vocabulary
+from qtool.gguf.tokenizer.keys import OVERRIDES, tokenizer_metadata
 
 T = "tokenizer.ggml."
 CONFIG = {"bos_token": "<|end|>", "eos_token": {"content": "<|end|>"}}

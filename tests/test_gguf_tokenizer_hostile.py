@@ -10,8 +10,8 @@ from small_tokenizers import SIZE, keys_of
 
 from qtool.errors import FormatError, QtoolError
 from qtool.formats.gguf_values import Kind, Value, array, f32, string, strings, u32
-from qtool.gguf.sentencepiece import parse
-from qtool.gguf.tokenizer_files import tokenizer_files
+from qtool.gguf.tokenizer.files import tokenizer_files
+from qtool.gguf.tokenizer.sentencepiece import parse
 
 T = "tokenizer.ggml."
 

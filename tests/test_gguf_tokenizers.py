@@ -14,8 +14,8 @@ from tokenizers import Tokenizer
 
 from qtool.errors import UnsupportedError
 from qtool.formats.gguf_values import Kind, array, boolean, string, u32
-from qtool.gguf import bytelevel, pre_hashes, pretokenizers
-from qtool.gguf.tokenizers import tokenizer_metadata
+from qtool.gguf.tokenizer import bytelevel, pre_hashes, pretokenizers
+from qtool.gguf.tokenizer.keys import tokenizer_metadata
 
 T = "tokenizer.ggml."
 CONFIG = {"bos_token": "<|end|>", "eos_token": {"content": "<|end|>"}}
@@ -302,9 +302,9 @@ def test_no_library_is_imported(tmp_path: Path) -> None:
     small.save(tmp_path, {"tokenizer.json": small.bpe(), "tokenizer_config.json": CONFIG})
     code = (
         "import sys; from pathlib import Path;"
-        "from qtool.gguf.tokenizers import tokenizer_metadata;"
+        "from qtool.gguf.tokenizer.keys import tokenizer_metadata;"
         f"tokenizer_metadata(Path({str(tmp_path)!r}), 'llama', {SIZE}, {{}});"
-        "from qtool.gguf import tokenizer_files;"
+        "import qtool.gguf.tokenizer.files;"
         "print(sorted({'torch', 'transformers', 'tokenizers', 'pydantic'} & set(sys.modules)))"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -11,9 +11,9 @@ from small_tokenizers import SIZE, keys_of
 
 from qtool.errors import SourceError, UnsupportedError
 from qtool.formats.gguf_values import u32
-from qtool.gguf import from_hf
 from qtool.gguf.architectures import TABLE, class_named
-from qtool.gguf.from_hf import hf_source
+from qtool.gguf.from_hf import source as from_hf
+from qtool.gguf.from_hf.source import hf_source
 from qtool.gguf.source import GgufSource
 
 _INNER = {name: value for name, value in LLAMA.items() if name != "architectures"}

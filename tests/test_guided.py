@@ -34,7 +34,7 @@ from qtool.calibrating.stats import collect
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import QtoolError, UnsupportedError
 from qtool.formats.gguf_file import GgufFile
-from qtool.gguf import kept_importance
+from qtool.gguf.importance import kept_importance
 from qtool.methods import gptq
 from qtool.recipe.recipe import load
 from qtool.runs.progress import Progress

@@ -36,7 +36,7 @@ from range_server import RangeServer
 from qtool.errors import FormatError
 from qtool.formats import safetensors_header
 from qtool.formats.gguf_writer import lay_out
-from qtool.gguf.general import general_metadata
+from qtool.gguf.from_hf.general import general_metadata
 from qtool.runs.journal import Journal
 from qtool.texts import source as texts
 

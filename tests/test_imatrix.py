@@ -17,7 +17,7 @@ import qtool.tiny
 from qtool.errors import QtoolError, SourceError
 from qtool.formats.gguf_values import Kind, Value, array, string, strings, u32
 from qtool.formats.gguf_writer import GgufWriter, TensorSpec, lay_out
-from qtool.gguf.imatrix import Importance, read_importance, write_importance
+from qtool.gguf.importance.imatrix import Importance, read_importance, write_importance
 from qtool.gguf_types import F16, F32
 
 Q, DOWN = "blk.0.attn_q.weight", "blk.0.ffn_down_exps.weight"
@@ -301,5 +301,5 @@ def test_no_file_of_the_user_is_touched(tmp_path: Path) -> None:
 def test_reading_needs_no_torch() -> None:
     import subprocess
 
-    code = "import sys, qtool.gguf.imatrix; sys.exit('torch' in sys.modules)"
+    code = "import sys, qtool.gguf.importance.imatrix; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

@@ -20,9 +20,9 @@ from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import SourceError
 from qtool.formats.gguf_values import Value, boolean, string, u32
 from qtool.formats.safetensors_file import read_header
-from qtool.gguf import from_hf
-from qtool.gguf.imatrix import Importance, read_importance, write_importance
-from qtool.gguf.importance import first_token
+from qtool.gguf.from_hf import source as from_hf
+from qtool.gguf.importance.imatrix import Importance, read_importance, write_importance
+from qtool.gguf.importance.measured import first_token
 from qtool.gguf.source import GgufSource, SourceTensor
 from qtool.gguf_types import F16
 from qtool.recipe.recipe import Calibration

@@ -22,7 +22,7 @@ from qtool.calibrating import groups
 from qtool.calibrating.stats_file import StatsFile
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.gguf import quantize as gguf_quantize
-from qtool.gguf.imatrix import read_importance
+from qtool.gguf.importance.imatrix import read_importance
 from qtool.matrix import shared
 from qtool.quality import evaluate as evaluating
 from qtool.streaming.device import Device

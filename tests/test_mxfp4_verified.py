@@ -23,7 +23,7 @@ State = dict[str, Any]
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """plain; made of it: written; the same beside it as GGUF and once more: plain.gguf, twin."""
-    from qtool.gguf import from_hf
+    from qtool.gguf.from_hf import source as from_hf
 
     folder = tmp_path_factory.mktemp("gpt-oss")
     quantizing.quantize(gpt_oss.plain(folder / "plain"), "mxfp4-gpt-oss", folder / "written")

@@ -228,9 +228,9 @@ def test_dying_between_blocks(
 
 def test_from_a_gguf_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Experts that lie there in MXFP4 come back as they were."""
-    from qtool.gguf import convert as gguf_convert
-    from qtool.gguf import from_hf
-    from qtool.gguf.convert import checkpoint_folder
+    from qtool.gguf.from_hf import source as from_hf
+    from qtool.gguf.to_hf import convert as gguf_convert
+    from qtool.gguf.to_hf.convert import checkpoint_folder
     from qtool.runs.progress import Progress
 
     monkeypatch.setattr(from_hf, "tokenizer_metadata", lambda *_, **__: {})
@@ -319,7 +319,7 @@ def test_statistics_and_importance_of_one_pass(
     """Experts one by one for `--stats`, and in one tensor for an importance matrix: the numbers of
     either alone."""
     from qtool.calibrating.measure import ImportanceFile, calibrate, opened
-    from qtool.gguf import from_hf
+    from qtool.gguf.from_hf import source as from_hf
     from qtool.recipe.recipe import Calibration
     from qtool.runs.progress import Progress
 

@@ -11,7 +11,7 @@ from isas import isa_restored
 from numpy.typing import NDArray
 
 from qtool import native, native_gguf
-from qtool.gguf.levels import SWEPT, Levels, levels, together
+from qtool.gguf.gptq.levels import SWEPT, Levels, levels, together
 from qtool.gguf_types import BY_NAME, BlockType
 from qtool.native import Points
 

@@ -11,7 +11,7 @@ from planning import plan_of
 
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import UnsupportedError
-from qtool.gguf.from_hf import hf_source
+from qtool.gguf.from_hf.source import hf_source
 from qtool.planning.plan import make_plan
 from qtool.recipe.recipe import load
 

@@ -25,7 +25,7 @@ from qtool.calibrating.sites import Tracer
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.checkpoints.fused_experts import apart
 from qtool.fitting.ends import Ends
-from qtool.gguf import swept_site
+from qtool.gguf.gptq import swept_site
 from qtool.methods.tiles import in_turn
 from qtool.runs.progress import Progress
 from qtool.runs.workspace import Workspace, workspace

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from qtool import schemas
 from qtool.cli.main import app
 from qtool.converting.targets import TARGETS
-from qtool.gguf.imatrix import write_importance
+from qtool.gguf.importance.imatrix import write_importance
 from qtool.hub import tiny_folder
 from qtool.recipe.recipe import Recipe
 from qtool.verification.engines.rules import ENGINES

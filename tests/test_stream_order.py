@@ -29,8 +29,9 @@ from qtool.calibrating import placed
 from qtool.calibrating.sites import Tracer
 from qtool.calibrating.stats import NEEDS, collect
 from qtool.cuda import more_tasks, uploads
-from qtool.gguf import on_device, swept_site
-from qtool.gguf.imatrix import write_importance
+from qtool.gguf import on_device
+from qtool.gguf.gptq import swept_site
+from qtool.gguf.importance.imatrix import write_importance
 from qtool.quality import forward
 from qtool.recipe.recipe import load
 from qtool.runs import pipeline

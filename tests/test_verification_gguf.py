@@ -202,7 +202,7 @@ DTYPES = {"F16": np.float16, "F32": np.float32}
 
 @pytest.mark.parametrize("name", LOST)
 def test_a_tensor_is_missed(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qtool.gguf.from_hf.tokenizer_metadata", lambda *_: {})
+    monkeypatch.setattr("qtool.gguf.from_hf.source.tokenizer_metadata", lambda *_: {})
     folder = gguf_models.build(name, tmp_path / "model")
     made = gguf_from_hf.write(folder, tmp_path / "made.gguf", "f16")
     assert not [one for one in verify_artifact(made.path).findings if one.check == "tensors"]
@@ -218,7 +218,7 @@ def test_a_tensor_is_missed(name: str, tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_keys_that_a_file_leaves_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """llama.cpp chooses experts without groups where a file does not speak of them."""
-    monkeypatch.setattr("qtool.gguf.from_hf.tokenizer_metadata", lambda *_: {})
+    monkeypatch.setattr("qtool.gguf.from_hf.source.tokenizer_metadata", lambda *_: {})
     folder = gguf_models.build("deepseek-v3", tmp_path / "model")
     made = gguf_from_hf.write(folder, tmp_path / "made.gguf", "f16")
     tensors = {}

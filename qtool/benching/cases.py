@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool import native, native_gguf
-from qtool.gguf.levels import levels
+from qtool.gguf.gptq.levels import levels
 from qtool.gguf_types import BY_NAME, BlockType
 from qtool.native.floats8 import dequantize_bytes, dequantize_fp4
 from qtool.native.library import aligned

@@ -23,13 +23,13 @@ from qtool.checkpoints.source import opened as source_of
 from qtool.checkpoints.structure import packed
 from qtool.errors import FormatError, SourceError, UnsupportedError
 from qtool.formats import safetensors_file as st
-from qtool.gguf import kept_importance
-from qtool.gguf.from_hf import hf_source
-from qtool.gguf.imatrix import Importance, write_importance
-from qtool.gguf.importance import Gathered, Squares, begin_with_bos, first_token
+from qtool.gguf.from_hf.source import hf_source
+from qtool.gguf.importance import kept_importance
+from qtool.gguf.importance.imatrix import Importance, write_importance
+from qtool.gguf.importance.measured import Gathered, Squares, begin_with_bos, first_token
 from qtool.gguf.open import is_gguf, open_source
 from qtool.gguf.source import GgufSource
-from qtool.gguf.weights import gguf_weights
+from qtool.gguf.to_hf.weights import gguf_weights
 from qtool.recipe.file import PRECISIONS
 from qtool.recipe.recipe import Calibration as Settings
 from qtool.runs import resume
@@ -47,8 +47,8 @@ from qtool.texts.calibration import Calibration, calibration_tokens
 from qtool.texts.source import TOPICS
 
 if TYPE_CHECKING:
+    from qtool.gguf.gptq.sweeping import Sweeping
     from qtool.gguf.scaling import Scaling
-    from qtool.gguf.sweeping import Sweeping
 
 VECTORS = frozenset({"mean_abs", "max_abs"})
 SQUARE = frozenset({"square"})

@@ -17,11 +17,11 @@ from qtool.errors import FormatError, UnsupportedError
 from qtool.formats.gguf_file import GgufFile
 from qtool.formats.gguf_values import Kind
 from qtool.formats.safetensors_file import parse_json
-from qtool.gguf.convert import made_from, side_files
 from qtool.gguf.from_gguf import gguf_source
-from qtool.gguf.hf_tensor import HfTensor
 from qtool.gguf.source import GgufSource
-from qtool.gguf.to_hf import HfModel, hf_model
+from qtool.gguf.to_hf.convert import made_from, side_files
+from qtool.gguf.to_hf.hf_tensor import HfTensor
+from qtool.gguf.to_hf.model import HfModel, hf_model
 
 PROVENANCE = "qtool.provenance"  # the key that holds what a folder has in qtool.json
 

@@ -7,7 +7,7 @@ reason why not.
 --to gguf-q8_0 makes Q8_0 of all.
 
 Everything else, names, order of rows, metadata and the tokenizer, is what the file has that
-`qtool quantize` makes of an unquantized checkpoint (qtool.gguf.from_hf).
+`qtool quantize` makes of an unquantized checkpoint (qtool.gguf.from_hf.source).
 """
 
 from collections.abc import Container, Mapping
@@ -44,8 +44,8 @@ from qtool.converting.survey import grouped, has_offsets, in_dtype
 from qtool.converting.targets import Target
 from qtool.errors import FormatError
 from qtool.formats.safetensors_file import TensorInfo
-from qtool.gguf.from_hf import hf_source
-from qtool.gguf.hf_rows import HfRows
+from qtool.gguf.from_hf.hf_rows import HfRows
+from qtool.gguf.from_hf.source import hf_source
 from qtool.gguf.kinds import output_order
 from qtool.gguf.source import GgufSource, SourceTensor
 from qtool.gguf_types import BlockType

@@ -16,9 +16,9 @@ from qtool.converting.request import Request, say_all
 from qtool.converting.resume import resumed
 from qtool.errors import SourceError, UnsupportedError
 from qtool.formats.gguf_file import GgufFile
-from qtool.gguf.convert import convert_to_hf
 from qtool.gguf.from_gguf import gguf_source
 from qtool.gguf.inspect import gguf_models
+from qtool.gguf.to_hf.convert import convert_to_hf
 from qtool.record import FILE_NAME
 from qtool.runs.digests import add_digests
 from qtool.runs.progress import Progress

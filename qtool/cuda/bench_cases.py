@@ -9,7 +9,7 @@ import numpy as np
 from qtool import native_gguf
 from qtool.cuda import encode_tasks, float_tasks, more_tasks, quantize_tasks, round_tasks, tasks
 from qtool.cuda.tasks import Task, ceil
-from qtool.gguf.levels import levels
+from qtool.gguf.gptq.levels import levels
 from qtool.gguf_types import BY_NAME, BlockType
 from qtool.native.packing import words_shape
 

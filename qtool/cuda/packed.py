@@ -18,7 +18,7 @@ from qtool.cuda.tasks import Task
 from qtool.formats import bits, gptq, gptq_zeros
 from qtool.formats import compressed_tensors_read as compressed
 from qtool.formats.stored_codes import one_number
-from qtool.gguf.weights import GgufWeights
+from qtool.gguf.to_hf.weights import GgufWeights
 from qtool.quality.weights import ArtifactWeights
 from qtool.scheme import GroupQuant, Scheme
 from qtool.streaming.weights import Weights

@@ -24,13 +24,13 @@ from qtool.diff.sides import CheckpointSide, Item, Side, Stored, flat
 from qtool.formats.gguf_file import GgufFile
 from qtool.formats.gguf_values import Kind
 from qtool.gguf.from_gguf import gguf_source
-from qtool.gguf.hf_tensor import HfTensor, floats_of, put_back
 from qtool.gguf.inspect import gguf_models, plain
 from qtool.gguf.open import open_source
 from qtool.gguf.second_scales import SCALE, scales_in, with_scales
 from qtool.gguf.source import GgufSource, SourceTensor
 from qtool.gguf.statistics import numbers
-from qtool.gguf.to_hf import HfModel, hf_model
+from qtool.gguf.to_hf.hf_tensor import HfTensor, floats_of, put_back
+from qtool.gguf.to_hf.model import HfModel, hf_model
 from qtool.gguf_types import BY_NAME
 from qtool.scheme import GroupQuant
 

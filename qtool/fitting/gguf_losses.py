@@ -18,7 +18,7 @@ from qtool import native_gguf
 from qtool.errors import FormatError
 from qtool.fitting.sampled import by_weight, checked, pieces
 from qtool.fitting.slope import Slope, Slopes
-from qtool.gguf.importance import matrices_reading
+from qtool.gguf.importance.measured import matrices_reading
 from qtool.gguf.kinds import EMBEDDING_OF_TOKENS, EMBEDDINGS, HEAD
 from qtool.gguf.mixtures import fallback, needs_importance
 from qtool.gguf.planned import PlannedTensor

@@ -19,15 +19,15 @@ from qtool.fitting.request import FitRequest, block_types
 from qtool.fitting.slope import Slopes
 from qtool.fitting.ways import Made, Ways, said_by
 from qtool.gguf.estimate import shapes_of
-from qtool.gguf.from_hf import hf_source
-from qtool.gguf.importance import begin_with_bos
+from qtool.gguf.from_hf.source import hf_source
+from qtool.gguf.importance.measured import begin_with_bos
 from qtool.gguf.kinds import EMBEDDING_OF_TOKENS, EMBEDDINGS, HEAD, layer_of, model_facts
 from qtool.gguf.open import is_gguf, open_source, open_view
 from qtool.gguf.plan import make_gguf_plan
 from qtool.gguf.planned import GgufPlan, PlannedTensor
 from qtool.gguf.recipe import GgufRecipe
 from qtool.gguf.source import GgufSource
-from qtool.gguf.weights import gguf_weights
+from qtool.gguf.to_hf.weights import gguf_weights
 from qtool.gguf_types import FLOATS, BlockType
 from qtool.planning.handed import handed_on
 from qtool.quality.weights import runnable

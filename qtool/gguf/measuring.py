@@ -4,7 +4,7 @@ of transforms and the codes of GPTQ's sweep."""
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from qtool.gguf.imatrix import Importance
+from qtool.gguf.importance.imatrix import Importance
 from qtool.gguf.open import is_gguf
 from qtool.gguf.plan import GgufPlan, Scales
 from qtool.gguf.request import GgufRequest
@@ -16,8 +16,8 @@ from qtool.streaming.weights import Weights
 from qtool.texts.calibration import check_length
 
 if TYPE_CHECKING:
+    from qtool.gguf.gptq.sweeping import Sweeping
     from qtool.gguf.scaling import Scaling
-    from qtool.gguf.sweeping import Sweeping
     from qtool.transforms.rotated import Rotated
 
 
@@ -107,7 +107,7 @@ def _measure(
         )
 
     if is_gguf(request.source):
-        from qtool.gguf.weights import gguf_weights
+        from qtool.gguf.to_hf.weights import gguf_weights
 
         with gguf_weights(source) as (weights, named):
             return measure(weights, named)
@@ -129,7 +129,7 @@ def _sweeping(request: GgufRequest, plan: GgufPlan, space: Workspace) -> "Sweepi
     """What finds codes, where the recipe wants GPTQ's."""
     if not request.recipe.sweeps:
         return None
-    from qtool.gguf.sweeping import Sweeping
+    from qtool.gguf.gptq.sweeping import Sweeping
 
     gram_bytes = plan.memory.setting.gram_bytes
     return Sweeping.of(request.recipe, plan.tensors, space.folder, gram_bytes)

@@ -33,7 +33,7 @@ def open_source(path: Path, requantize: bool = False) -> GgufSource:
 
         return gguf_source(GgufFile.open(models[0]))
     from qtool.checkpoints.source import opened
-    from qtool.gguf.from_hf import hf_source
+    from qtool.gguf.from_hf.source import hf_source
 
     return hf_source(opened(path, requantize))
 
@@ -48,7 +48,7 @@ def open_view(
         return None
     _refuse_view(path, recipe, imatrix)
     from qtool.checkpoints.source import opened
-    from qtool.gguf.experts_apart import experts_apart
+    from qtool.gguf.from_hf.experts_apart import experts_apart
     from qtool.transforms.rotated import untied
 
     checkpoint = opened(path, requantize)

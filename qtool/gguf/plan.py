@@ -19,8 +19,8 @@ from qtool.formats.gguf_arrays import StoredArray
 from qtool.formats.gguf_file import SPLIT_KEYS
 from qtool.formats.gguf_values import Kind, Value, string, u32
 from qtool.gguf import estimate
+from qtool.gguf.gptq.levels import SWEPT
 from qtool.gguf.kinds import EMBEDDINGS, HEAD, head_of, layer_of, model_facts
-from qtool.gguf.levels import SWEPT
 from qtool.gguf.mixture_table import FILE_TYPES, MOSTLY_NVFP4
 from qtool.gguf.mixtures import Choice, choose, needs_importance
 from qtool.gguf.plan_warnings import warnings

@@ -18,7 +18,7 @@ from qtool.checkpoints import padding
 from qtool.formats.gguf_values import string
 from qtool.formats.gguf_writer import GgufWriter, opened
 from qtool.gguf import resume
-from qtool.gguf.imatrix import Importance, read_importance
+from qtool.gguf.importance.imatrix import Importance, read_importance
 from qtool.gguf.measuring import Measured, measured
 from qtool.gguf.open import open_source, open_view
 from qtool.gguf.pieces import Done, Encoder, Given, Pieces
@@ -51,7 +51,7 @@ def run_gguf(request: GgufRequest, progress: Progress) -> Summary:
     if view is None:
         with closing(open_source(request.source, request.requantize)) as source:
             return _run(request, source, progress)
-    from qtool.gguf.from_hf import hf_source
+    from qtool.gguf.from_hf.source import hf_source
     from qtool.transforms import rotate
 
     source = hf_source(view)  # what cannot be written is told before the work
@@ -146,7 +146,7 @@ def _run(
 
 def _by_the_cpu(plan: GgufPlan) -> list[str]:
     """Sentences on what a GPU does not do of a plan."""
-    from qtool.gguf.levels import together
+    from qtool.gguf.gptq.levels import together
 
     swept = {tensor.type for tensor in plan.tensors if tensor.swept}
     left = sorted(type_.name for type_ in swept if together(type_) > 1)

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from qtool.errors import UnsupportedError
+from qtool.gguf.gptq.levels import SWEPT
 from qtool.gguf.kinds import layer_of
-from qtool.gguf.levels import SWEPT
 from qtool.gguf.mixture_table import TYPES
 from qtool.gguf.planned import PlannedTensor
 from qtool.gguf.recipe import GgufRecipe

@@ -14,7 +14,7 @@ from qtool.runs import layer_errors
 from qtool.runs.summary import OUTPUTS, WEIGHTS, LayerReport
 
 if TYPE_CHECKING:
-    from qtool.gguf.sweeping import Sweeping
+    from qtool.gguf.gptq.sweeping import Sweeping
 
 _TYPICAL_ROWS = 32  # of a tensor, by which its typical weight is told
 

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from qtool import native_gguf
 from qtool.errors import UnsupportedError
 from qtool.formats.gguf_values import Value
-from qtool.gguf.cuts import Cut
-from qtool.gguf.row_maps import Factor
+from qtool.gguf.from_hf.cuts import Cut
+from qtool.gguf.from_hf.row_maps import Factor
 from qtool.gguf_types import BF16, F16, F32, BlockType
 from qtool.native import floats
 

@@ -51,7 +51,7 @@ def _runs_here(artifact: Path) -> bool:
     if not models:
         return True
     from qtool.gguf.open import open_source
-    from qtool.gguf.to_hf_config import has_way_back
+    from qtool.gguf.to_hf.config import has_way_back
 
     return has_way_back(open_source(models[0]).architecture)
 

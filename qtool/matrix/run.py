@@ -383,7 +383,7 @@ def _make_folder(
 
     if not is_gguf(run.source):
         return made_of(run.source)
-    from qtool.gguf.convert import checkpoint_folder
+    from qtool.gguf.to_hf.convert import checkpoint_folder
 
     with checkpoint_folder(run.source, cell.out, progress, requantize=False) as folder:
         return made_of(folder)

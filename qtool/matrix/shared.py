@@ -18,7 +18,7 @@ from qtool.checkpoints.checkpoint import Checkpoint, hash_file
 from qtool.checkpoints.fused_experts import all_apart
 from qtool.checkpoints.source import opened
 from qtool.errors import QtoolError, UnsupportedError
-from qtool.gguf.imatrix import read_importance
+from qtool.gguf.importance.imatrix import read_importance
 from qtool.gguf.open import is_gguf
 from qtool.gguf.recipe import GgufRecipe
 from qtool.matrix.cells import Cell

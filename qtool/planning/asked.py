@@ -112,7 +112,7 @@ def _of_safetensors(asked: Asked, recipe: Recipe) -> Foreseen:
     source = resolve(asked.model)
     said: tuple[str, ...] = ()
     if is_gguf(source):
-        from qtool.gguf.checkpoint_headers import checkpoint_headers
+        from qtool.gguf.to_hf.checkpoint_headers import checkpoint_headers
 
         with checkpoint_headers(source, requantize=asked.requantize) as (folder, said):
             plan, findings = _planned(asked, recipe, folder, shard_bytes)
@@ -151,8 +151,8 @@ def _planned(
 
 
 def _of_gguf(asked: Asked, recipe: GgufRecipe) -> Foreseen:
-    from qtool.gguf.from_hf import hf_source
-    from qtool.gguf.imatrix import read_importance
+    from qtool.gguf.from_hf.source import hf_source
+    from qtool.gguf.importance.imatrix import read_importance
     from qtool.gguf.open import open_source, open_view
     from qtool.gguf.plan import make_gguf_plan
     from qtool.hub import public_name, resolve

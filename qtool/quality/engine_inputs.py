@@ -23,7 +23,7 @@ from qtool.artifacts.artifact import Artifact
 from qtool.artifacts.stored_config import quantization_config
 from qtool.errors import FormatError
 from qtool.formats.bitsandbytes import threshold_of
-from qtool.gguf.weights import GgufWeights
+from qtool.gguf.to_hf.weights import GgufWeights
 from qtool.gguf_types import BlockType
 from qtool.quality import activations as known
 from qtool.quality.activations import Rounding

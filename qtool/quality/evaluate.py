@@ -27,9 +27,9 @@ from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import QtoolError, SourceError, UsageError
 from qtool.formats.gguf_file import GgufFile
 from qtool.gguf.architectures import TABLE
-from qtool.gguf.importance import bos_of, first_token
+from qtool.gguf.importance.measured import bos_of, first_token
 from qtool.gguf.open import is_gguf, open_source
-from qtool.gguf.tokenizers import tokenizer_metadata
+from qtool.gguf.tokenizer.keys import tokenizer_metadata
 from qtool.hub import is_hub_id
 from qtool.quality import metrics
 from qtool.quality.engine_inputs import activations

@@ -118,7 +118,7 @@ def say_damaged_record(path: Path, weights: Weights, progress: Progress) -> None
 def open_weights(path: Path) -> Iterator[Weights]:
     """The model in a folder or a file, ready for a forward pass."""
     if is_gguf(path):
-        from qtool.gguf.weights import gguf_weights
+        from qtool.gguf.to_hf.weights import gguf_weights
 
         source = open_source(path)
         with gguf_weights(source) as (weights, _):

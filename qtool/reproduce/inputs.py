@@ -146,7 +146,7 @@ def importance(
     does not; the digest of the tokens tells which it was.
     """
     from qtool.calibrating import measure as measuring
-    from qtool.gguf.importance import begin_with_bos
+    from qtool.gguf.importance.measured import begin_with_bos
     from qtool.texts.calibration import calibration_tokens
 
     name = record.imatrix or ""

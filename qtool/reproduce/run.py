@@ -165,7 +165,7 @@ def _checkpoint(source: Path, made: Path, progress: Progress) -> Iterator[Path]:
     if not is_gguf(source):
         yield source
         return
-    from qtool.gguf.convert import checkpoint_folder
+    from qtool.gguf.to_hf.convert import checkpoint_folder
 
     with checkpoint_folder(source, made, progress, requantize=True) as folder:
         yield folder

@@ -110,8 +110,8 @@ def _to_safetensors(recipe: Recipe, asked: Asked, progress: Progress) -> Summary
         check_needed(source, asked.requantize)
         return made_of(source)
     from qtool.checkpoints.checkpoint import Checkpoint
-    from qtool.gguf.checkpoint_headers import checkpoint_headers
-    from qtool.gguf.convert import checkpoint_folder
+    from qtool.gguf.to_hf.checkpoint_headers import checkpoint_headers
+    from qtool.gguf.to_hf.convert import checkpoint_folder
     from qtool.planning.experts import as_quantized
     from qtool.planning.plan import make_plan
 

@@ -14,8 +14,8 @@ from qtool.errors import QtoolError
 from qtool.gguf.architectures import TABLE, Architecture, variant
 from qtool.gguf.architectures.modules import HEADS, Module, spelled
 from qtool.gguf.architectures.shapes import checkpoint_shape
-from qtool.gguf.expert_rows import BLOCKS, SCALES
-from qtool.gguf.hf_config import count
+from qtool.gguf.from_hf.expert_rows import BLOCKS, SCALES
+from qtool.gguf.from_hf.hf_config import count
 from qtool.gguf.kinds import stored_shape
 from qtool.verification.finding import Finding
 from qtool.verification.sentences import AGAIN, some

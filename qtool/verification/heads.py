@@ -9,7 +9,7 @@ from qtool.checkpoints import structure
 from qtool.checkpoints.layer_names import is_head
 from qtool.formats.safetensors_file import checksum
 from qtool.gguf.architectures import TABLE
-from qtool.gguf.hf_config import complete
+from qtool.gguf.from_hf.hf_config import complete
 from qtool.streaming.weights import Weights
 from qtool.verification.finding import Finding
 from qtool.verification.subject import Subject

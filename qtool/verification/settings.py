@@ -14,7 +14,7 @@ from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.checkpoints.decoder_names import is_alone
 from qtool.gguf.architectures.prediction import MTP
 from qtool.gguf.open import is_gguf
-from qtool.gguf.tokenizer_json import TOKENIZER, read_object
+from qtool.gguf.tokenizer.hf_json import TOKENIZER, read_object
 from qtool.streaming.weights import Weights
 from qtool.verification.as_read import as_read
 from qtool.verification.classes import ALIKE

@@ -7,7 +7,7 @@ from qtool.errors import QtoolError
 from qtool.gguf.architectures import TABLE
 from qtool.gguf.architectures.sizes import inner_of_lfm2
 from qtool.gguf.architectures.state_spaces import MLP, kinds_of
-from qtool.gguf.hf_config import complete
+from qtool.gguf.from_hf.hf_config import complete
 
 _OF_SIGHT = ("mrope_section", "mrope_interleaved")  # of a text alone all positions are one
 

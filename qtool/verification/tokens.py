@@ -6,7 +6,7 @@ from typing import Any
 
 from qtool.checkpoints import structure
 from qtool.errors import QtoolError
-from qtool.gguf.tokenizer_json import CONFIG, TOKENIZER, read_object
+from qtool.gguf.tokenizer.hf_json import CONFIG, TOKENIZER, read_object
 from qtool.verification.finding import Finding
 from qtool.verification.sentences import count
 from qtool.verification.subject import Subject

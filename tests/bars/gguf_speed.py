@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from qtool import native, native_gguf
 from qtool.formats.gguf_values import f32, string, u32
 from qtool.formats.gguf_writer import GgufWriter, TensorSpec, lay_out
-from qtool.gguf.imatrix import Importance, read_importance, write_importance
+from qtool.gguf.importance.imatrix import Importance, read_importance, write_importance
 from qtool.gguf.open import open_source
 from qtool.gguf.plan import make_gguf_plan
 from qtool.gguf.recipe import GgufRecipe

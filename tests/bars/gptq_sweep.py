@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from qtool import native_gguf
-from qtool.gguf.levels import levels, put_codes
+from qtool.gguf.gptq.levels import levels, put_codes
 from qtool.gguf_types import block_type
 from qtool.native import gptq_sweep, gptq_sweep_levels
 from qtool.native import library as native

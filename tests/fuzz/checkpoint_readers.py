@@ -176,7 +176,7 @@ class Config:
 
     def attempt(self, data: bytes) -> None:
         from qtool.artifacts.artifact import Artifact
-        from qtool.gguf.from_hf import hf_source
+        from qtool.gguf.from_hf.source import hf_source
         from qtool.gguf.plan import make_gguf_plan
         from qtool.inspect import inspection
         from qtool.planning.plan import make_plan

@@ -43,13 +43,13 @@ def use(file: "object") -> None:
     """What a model is taken for by every command that reads one; QtoolErrors are answers."""
     from qtool.errors import QtoolError
     from qtool.formats.gguf_file import GgufFile
-    from qtool.gguf.convert import side_files
     from qtool.gguf.from_gguf import gguf_source
-    from qtool.gguf.importance import first_token
+    from qtool.gguf.importance.measured import first_token
     from qtool.gguf.plan import make_gguf_plan
-    from qtool.gguf.to_hf import hf_model
-    from qtool.gguf.tokenizer_files import tokenizer_files
-    from qtool.gguf.weights import with_origins
+    from qtool.gguf.to_hf.convert import side_files
+    from qtool.gguf.to_hf.model import hf_model
+    from qtool.gguf.to_hf.weights import with_origins
+    from qtool.gguf.tokenizer.files import tokenizer_files
 
     assert isinstance(file, GgufFile)
     try:
@@ -95,7 +95,7 @@ def measured(seconds: float, seed: int, path: Path) -> None:
     from qtool.calibrating import measure
     from qtool.errors import QtoolError
     from qtool.gguf.open import open_source
-    from qtool.gguf.weights import gguf_weights
+    from qtool.gguf.to_hf.weights import gguf_weights
     from qtool.recipe.recipe import Calibration
     from qtool.runs.progress import Progress
 

@@ -116,8 +116,8 @@ class Tokenizer:
     def attempt(self, data: bytes) -> None:
         import small_tokenizers as small
 
-        from qtool.gguf.tokenizer_files import tokenizer_files
-        from qtool.gguf.tokenizers import tokenizer_metadata
+        from qtool.gguf.tokenizer.files import tokenizer_files
+        from qtool.gguf.tokenizer.keys import tokenizer_metadata
         from qtool.texts.tokenizing import tokenize
 
         arch, lied, files = self.inputs[(data[0] if data else 0) % len(self.inputs)]
@@ -141,8 +141,8 @@ class Tokenizer:
 
 def _unigram(small: Any) -> dict[str, Any]:
     """tokenizer.json of a Unigram model."""
-    from qtool.gguf.sentencepiece import UNIGRAM, Piece, SentencePieceModel
-    from qtool.gguf.spm_json import unigram_tokenizer
+    from qtool.gguf.tokenizer.sentencepiece import UNIGRAM, Piece, SentencePieceModel
+    from qtool.gguf.tokenizer.spm_json import unigram_tokenizer
 
     model = SentencePieceModel(tuple(Piece(*one) for one in small.unigram_pieces()), UNIGRAM)
     added = [small.added(n, text) for n, text in enumerate(("<unk>", "<s>", "</s>"))]
@@ -212,7 +212,7 @@ date: 2024-02-03
         from qtool.formats.gguf_values import Kind
         from qtool.formats.gguf_writer import lay_out
         from qtool.formats.safetensors_header import read_json
-        from qtool.gguf.general import general_metadata
+        from qtool.gguf.from_hf.general import general_metadata
 
         lied = list(self.files)[(data[0] if data else 0) % len(self.files)]
         for name, content in self.files.items():

@@ -16,7 +16,7 @@ sys.path.insert(0, str(TESTS))
 import gguf_files  # noqa: E402
 from oracle import llama_quantize  # noqa: E402
 
-from qtool.gguf.imatrix import write_importance  # noqa: E402
+from qtool.gguf.importance.imatrix import write_importance  # noqa: E402
 from qtool.gguf.mixture_table import FILE_TYPES  # noqa: E402
 
 

@@ -128,7 +128,7 @@ def test_random_models(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("qtool.gguf.from_hf.tokenizer_metadata", lambda *_: {})
+    monkeypatch.setattr("qtool.gguf.from_hf.source.tokenizer_metadata", lambda *_: {})
     ours = gguf_from_hf.write(random_models / f"{name}-{dtype}", tmp_path / "ours.gguf", kind)
     theirs = GgufFile.open(random_models / f"{name}-{dtype}.{kind}.gguf")
     # The converter forgets the file type of GPT-NeoX.
@@ -147,7 +147,7 @@ def test_a_head_that_is_said_to_be_tied_and_differs(
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     theirs = tmp_path / "theirs.gguf"
     convert(source, [[str(folder), "f16", str(theirs)]], vocabulary=False)
-    monkeypatch.setattr("qtool.gguf.from_hf.tokenizer_metadata", lambda *_: {})
+    monkeypatch.setattr("qtool.gguf.from_hf.source.tokenizer_metadata", lambda *_: {})
     ours = gguf_from_hf.write(folder, tmp_path / "ours.gguf", "f16")
     assert "output.weight" in ours.tensors
     compare(ours, GgufFile.open(theirs), set())
@@ -167,7 +167,7 @@ def test_keys_and_values_that_nothing_reads(
     tokenizer = {"model": {"vocab": vocabulary}, "added_tokens": []}
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     convert(source, [[str(folder), "f16", str(tmp_path / "theirs.gguf")]], vocabulary=False)
-    monkeypatch.setattr("qtool.gguf.from_hf.tokenizer_metadata", lambda *_: {})
+    monkeypatch.setattr("qtool.gguf.from_hf.source.tokenizer_metadata", lambda *_: {})
     ours = gguf_from_hf.write(folder, tmp_path / "ours.gguf", "f16")
     theirs = GgufFile.open(tmp_path / "theirs.gguf")
     beyond = {f"blk.4.attn_{name}.weight" for name in ("k", "v", "k_norm")}
@@ -184,7 +184,7 @@ def test_deepseek_v4_as_released(
     gguf_models_later.in_four_bits(folder, tmp_path / "plain" / "model")
     convert(source, [[str(folder), "bf16", str(tmp_path / "theirs.gguf")]], vocabulary=False)
     theirs = GgufFile.open(tmp_path / "theirs.gguf")
-    monkeypatch.setattr("qtool.gguf.from_hf.tokenizer_metadata", lambda *_: {})
+    monkeypatch.setattr("qtool.gguf.from_hf.source.tokenizer_metadata", lambda *_: {})
     ours = gguf_from_hf.write(tmp_path / "plain" / "model", tmp_path / "ours.gguf", "bf16")
     assert set(ours.tensors) == set(theirs.tensors)
     for name, info in theirs.tensors.items():

@@ -20,10 +20,10 @@ from tokenizer_page import PAGE
 from qtool.formats.gguf_file import GgufFile
 from qtool.formats.gguf_values import Value, boolean, string
 from qtool.formats.gguf_writer import lay_out
-from qtool.gguf.tokenizer_bpe import looks_special
-from qtool.gguf.tokenizer_files import tokenizer_files
-from qtool.gguf.tokenizer_special import TEMPLATES
-from qtool.gguf.tokenizers import OVERRIDES, tokenizer_metadata
+from qtool.gguf.tokenizer.bpe import looks_special
+from qtool.gguf.tokenizer.files import tokenizer_files
+from qtool.gguf.tokenizer.keys import OVERRIDES, tokenizer_metadata
+from qtool.gguf.tokenizer.special import TEMPLATES
 
 pytestmark = pytest.mark.oracle
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from oracle import llama_quantize
 
-from qtool.gguf.imatrix import read_importance, write_importance
+from qtool.gguf.importance.imatrix import read_importance, write_importance
 from qtool.native.library import default_threads
 from qtool.texts.source import default_text
 from qtool.texts.tokenizing import tokenize

@@ -19,8 +19,8 @@ import torch
 from oracle import llama_quantize
 
 from qtool.formats.gguf_file import GgufFile
-from qtool.gguf.importance import bos_of
-from qtool.gguf.tokenizer_files import tokenizer_files
+from qtool.gguf.importance.measured import bos_of
+from qtool.gguf.tokenizer.files import tokenizer_files
 from qtool.native.library import default_threads
 from qtool.quality import activations
 from qtool.quality.evaluate import Protocol, evaluate

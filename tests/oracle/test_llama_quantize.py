@@ -16,7 +16,7 @@ import gguf_files
 import pytest
 from oracle import llama_quantize
 
-from qtool.gguf.imatrix import write_importance
+from qtool.gguf.importance.imatrix import write_importance
 from qtool.gguf.recipe import GgufRecipe
 from qtool.recipe.recipe import load, shipped
 

@@ -58,7 +58,7 @@ from qtool.gguf.architectures.seeing import SEEING
 from qtool.gguf.architectures.short_convolutions import SHORT_CONVOLUTIONS
 from qtool.gguf.architectures.sparse import SPARSE
 from qtool.gguf.architectures.step3 import STEP3
-from qtool.gguf.hf_config import Config, text_settings
+from qtool.gguf.from_hf.hf_config import Config, text_settings
 
 __all__ = ["TABLE", "Architecture", "architecture_of"]
 

@@ -28,8 +28,8 @@ from qtool.gguf.architectures.modules import (
 from qtool.gguf.architectures.row import OWN_HEADS, Architecture
 from qtool.gguf.architectures.sparse import LATER_EXPERTS
 from qtool.gguf.architectures.sparse_keys import SIGMOID, gating, with_own
-from qtool.gguf.hf_config import Config, count, layer_types, number
-from qtool.gguf.value_maps import EXP
+from qtool.gguf.from_hf.hf_config import Config, count, layer_types, number
+from qtool.gguf.from_hf.value_maps import EXP
 
 
 def _settle(config: dict[str, Any]) -> dict[str, Any]:

@@ -23,8 +23,8 @@ from qtool.gguf.architectures.state_spaces import (
     sized,
     state_space,
 )
-from qtool.gguf.hf_config import Config, count, head_width, number, whole_numbers
-from qtool.gguf.row_maps import RowMap, Rows
+from qtool.gguf.from_hf.hf_config import Config, count, head_width, number, whole_numbers
+from qtool.gguf.from_hf.row_maps import RowMap, Rows
 
 
 def _rotated(config: Config) -> int:

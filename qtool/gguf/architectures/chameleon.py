@@ -15,7 +15,7 @@ from qtool.gguf.architectures.dense import LLAMA
 from qtool.gguf.architectures.keys import Key
 from qtool.gguf.architectures.modules import BLOCK, MLP, QK_NORMS, Module, block
 from qtool.gguf.architectures.row import Architecture
-from qtool.gguf.hf_config import Config, head_width
+from qtool.gguf.from_hf.hf_config import Config, head_width
 
 _IMAGES = range(4, 8196)
 

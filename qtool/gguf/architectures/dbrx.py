@@ -12,8 +12,8 @@ from qtool.gguf.architectures import keys, limits
 from qtool.gguf.architectures.keys import Key
 from qtool.gguf.architectures.modules import Module
 from qtool.gguf.architectures.row import Architecture
-from qtool.gguf.cuts import Cut
-from qtool.gguf.hf_config import Config, count, number
+from qtool.gguf.from_hf.cuts import Cut
+from qtool.gguf.from_hf.hf_config import Config, count, number
 
 _AT = "transformer.blocks.{b}."
 _MLP = _AT + "ffn.experts.mlp."

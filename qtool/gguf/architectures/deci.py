@@ -24,7 +24,7 @@ from qtool.gguf.architectures.modules import (
 from qtool.gguf.architectures.remote_llamas import in_pairs
 from qtool.gguf.architectures.row import OWN_HEADS, Architecture
 from qtool.gguf.architectures.sparse_keys import with_own
-from qtool.gguf.hf_config import (
+from qtool.gguf.from_hf.hf_config import (
     BY_BLOCK,
     Config,
     count,
@@ -33,7 +33,7 @@ from qtool.gguf.hf_config import (
     of_block,
     whole_numbers,
 )
-from qtool.gguf.row_maps import RowMap, Rows
+from qtool.gguf.from_hf.row_maps import RowMap, Rows
 
 
 def _described(config: Config) -> list[Mapping[str, Any]]:

@@ -24,7 +24,7 @@ from qtool.gguf.architectures.keys import MOE, Key
 from qtool.gguf.architectures.modules import ENDS, Module, before, in_blocks, since
 from qtool.gguf.architectures.row import Architecture
 from qtool.gguf.architectures.sparse_keys import gating, with_own
-from qtool.gguf.hf_config import BY_BLOCK, Config, count, number, whole_numbers
+from qtool.gguf.from_hf.hf_config import BY_BLOCK, Config, count, number, whole_numbers
 
 _FUNCTION = 4  # the square root of a softplus
 _STREAMS = 4  # that llama.cpp has

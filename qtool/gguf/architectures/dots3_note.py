@@ -22,9 +22,9 @@ from qtool.gguf.architectures.modules import BLOCK, OUTER, TWO_NORMS, Module, bl
 from qtool.gguf.architectures.row import Architecture
 from qtool.gguf.architectures.sparse import CHOICE_BIAS, LATER_EXPERTS
 from qtool.gguf.architectures.sparse_keys import SIGMOID, gating, with_own
-from qtool.gguf.cuts import Cut
-from qtool.gguf.hf_config import Config, count, layer_types
-from qtool.gguf.value_maps import Floats, ValueMap
+from qtool.gguf.from_hf.cuts import Cut
+from qtool.gguf.from_hf.hf_config import Config, count, layer_types
+from qtool.gguf.from_hf.value_maps import Floats, ValueMap
 
 _WINDOW = "sliding_attention"
 _LOCAL = {

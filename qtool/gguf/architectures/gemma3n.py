@@ -27,7 +27,7 @@ from qtool.gguf.architectures.modules import (
 )
 from qtool.gguf.architectures.row import GELU, Architecture
 from qtool.gguf.architectures.sparse_keys import with_own
-from qtool.gguf.hf_config import Config, count, layer_types, number
+from qtool.gguf.from_hf.hf_config import Config, count, layer_types, number
 
 _OWN_KEYS = 20  # blocks, which the others read
 _SPARSE = 10  # blocks that keep some gates

@@ -4,7 +4,7 @@ from block to block as a list."""
 from qtool.formats.gguf_values import Kind, Value, array, f32, u32
 from qtool.gguf.architectures.keys import USUAL, Key, window_pattern
 from qtool.gguf.architectures.sparse_keys import with_own
-from qtool.gguf.hf_config import Config, count, layer_types, number, of_block
+from qtool.gguf.from_hf.hf_config import Config, count, layer_types, number, of_block
 
 
 def full_block(config: Config) -> Config:

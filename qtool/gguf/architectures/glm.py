@@ -28,8 +28,8 @@ from qtool.gguf.architectures.row import Architecture
 from qtool.gguf.architectures.sections import IF_SAID, has_sections
 from qtool.gguf.architectures.sparse import SPARSE
 from qtool.gguf.architectures.sparse_keys import blocks_with, with_own
-from qtool.gguf.hf_config import Config, head_width, number
-from qtool.gguf.row_maps import RowMap, Rows
+from qtool.gguf.from_hf.hf_config import Config, head_width, number
+from qtool.gguf.from_hf.row_maps import RowMap, Rows
 
 _PLAIN_MOE = SPARSE["Glm4MoeForCausalLM"]
 _NEXT = "num_nextn_predict_layers"

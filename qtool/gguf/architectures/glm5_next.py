@@ -23,7 +23,7 @@ from qtool.gguf.architectures.modules import BLOCK, OUTER, TWO_NORMS, Module, bl
 from qtool.gguf.architectures.row import OWN_HEADS, Architecture
 from qtool.gguf.architectures.sparse import CHOICE_BIAS, LATER_EXPERTS
 from qtool.gguf.architectures.sparse_keys import SIGMOID, gating, with_own
-from qtool.gguf.hf_config import Config, count, layer_types
+from qtool.gguf.from_hf.hf_config import Config, count, layer_types
 
 _BARE = ((".weight", ""),)
 _EVERY = 4  # blocks, of which the last has attention, unless config.json says otherwise

@@ -9,9 +9,9 @@ from qtool.gguf.architectures import limits
 from qtool.gguf.architectures.keys import USUAL, Key, window_pattern
 from qtool.gguf.architectures.modules import BLOCK, OUTER, TWO_NORMS, Module, attention, block
 from qtool.gguf.architectures.row import Architecture
-from qtool.gguf.cuts import Cut
-from qtool.gguf.hf_config import Config
-from qtool.gguf.row_maps import EVEN_ROWS, ODD_ROWS, RowMap
+from qtool.gguf.from_hf.cuts import Cut
+from qtool.gguf.from_hf.hf_config import Config
+from qtool.gguf.from_hf.row_maps import EVEN_ROWS, ODD_ROWS, RowMap
 
 _EXPERTS = BLOCK + "mlp.experts."
 _STORED = ((".weight", ""), (".bias", "_bias"))  # parameters that are no weights of a module

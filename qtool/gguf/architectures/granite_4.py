@@ -32,8 +32,8 @@ from qtool.gguf.architectures.state_spaces import (
     sized,
     state_space,
 )
-from qtool.gguf.hf_config import Config, count
-from qtool.gguf.row_maps import RowMap, Rows
+from qtool.gguf.from_hf.hf_config import Config, count
+from qtool.gguf.from_hf.row_maps import RowMap, Rows
 
 
 def only_attends(config: Config) -> bool:

@@ -14,7 +14,7 @@ from qtool.gguf.architectures.granite_4 import shared_width, shares
 from qtool.gguf.architectures.keys import Key
 from qtool.gguf.architectures.modules import BLOCK, MLP, Module, block, in_blocks
 from qtool.gguf.architectures.row import LLAMA_ROPE, Architecture
-from qtool.gguf.hf_config import Config, count, layer_types
+from qtool.gguf.from_hf.hf_config import Config, count, layer_types
 
 _BARE = ((".weight", ""),)
 _MOE, _SHARED = BLOCK + "block_sparse_moe.", BLOCK + "shared_mlp."

@@ -17,8 +17,8 @@ from qtool.gguf.architectures.modules import OUTER, Module
 from qtool.gguf.architectures.row import Architecture
 from qtool.gguf.architectures.sizes import SIZES
 from qtool.gguf.architectures.sparse_keys import with_own
-from qtool.gguf.hf_config import Config, count, number
-from qtool.gguf.row_maps import RowMap, Rows
+from qtool.gguf.from_hf.hf_config import Config, count, number
+from qtool.gguf.from_hf.row_maps import RowMap, Rows
 
 _PER_STACK = "num_layers_per_stack"
 

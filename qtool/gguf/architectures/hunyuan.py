@@ -16,7 +16,7 @@ from qtool.gguf.architectures.modules import MLP, OUTER, TWO_NORMS, attention, b
 from qtool.gguf.architectures.row import Architecture
 from qtool.gguf.architectures.sections import IF_SAID
 from qtool.gguf.architectures.sparse_keys import with_own
-from qtool.gguf.hf_config import Config, count, head_width, number
+from qtool.gguf.from_hf.hf_config import Config, count, head_width, number
 
 
 def _rope(config: Config) -> Mapping[str, Any]:

@@ -21,8 +21,8 @@ from qtool.gguf.architectures.modules import BLOCK, Module, in_blocks, since
 from qtool.gguf.architectures.row import Architecture
 from qtool.gguf.architectures.sparse import CHOICE_BIAS
 from qtool.gguf.architectures.sparse_keys import SIGMOID, gating, with_own
-from qtool.gguf.hf_config import Config, count, number
-from qtool.gguf.row_maps import FIRST_HALF, SECOND_HALF, RowMap
+from qtool.gguf.from_hf.hf_config import Config, count, number
+from qtool.gguf.from_hf.row_maps import FIRST_HALF, SECOND_HALF, RowMap
 
 _BARE = ((".weight", ""),)
 _EVERY = 4  # blocks, of which the second has an indexer, as the very first has

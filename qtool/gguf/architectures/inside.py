@@ -19,7 +19,7 @@ from qtool.gguf.architectures.seeing import SEEING
 from qtool.gguf.architectures.short_convolutions import SHORT_CONVOLUTIONS
 from qtool.gguf.architectures.sparse import SPARSE
 from qtool.gguf.architectures.sparse_keys import with_own
-from qtool.gguf.hf_config import Config, text_settings
+from qtool.gguf.from_hf.hf_config import Config, text_settings
 
 # The class around -> what may be inside, first what is where config.json does not say.
 AROUND: Mapping[str, tuple[str, ...]] = {

@@ -29,8 +29,8 @@ from qtool.gguf.architectures.modules import (
 )
 from qtool.gguf.architectures.row import OWN_HEADS, Architecture
 from qtool.gguf.architectures.sparse_keys import SIGMOID, gating, with_own
-from qtool.gguf.hf_config import Config, count, layer_types
-from qtool.gguf.value_maps import MINUS_EXP
+from qtool.gguf.from_hf.hf_config import Config, count, layer_types
+from qtool.gguf.from_hf.value_maps import MINUS_EXP
 
 NAMES = {
     "max_position_embeddings": "model_max_length", "norm_topk_prob": "moe_renormalize",

@@ -22,7 +22,7 @@ from qtool.gguf.architectures.modules import (
 )
 from qtool.gguf.architectures.row import Architecture
 from qtool.gguf.architectures.sparse_keys import SIGMOID, gating, with_own
-from qtool.gguf.hf_config import BY_BLOCK, Config, count, layer_types, number, of_block
+from qtool.gguf.from_hf.hf_config import BY_BLOCK, Config, count, layer_types, number, of_block
 
 _LEADING = "first_k_dense_replace"
 _HEADS = "num_attention_heads_per_layer"

@@ -25,8 +25,8 @@ from qtool.gguf.architectures.modules import (
 from qtool.gguf.architectures.row import OWN_HEADS, Architecture
 from qtool.gguf.architectures.sparse import CHOICE_BIAS, LATER_EXPERTS
 from qtool.gguf.architectures.sparse_keys import ROUTED, SCALED, SIGMOID, SOFTMAX, with_own
-from qtool.gguf.cuts import Cut
-from qtool.gguf.hf_config import Config, count, number
+from qtool.gguf.from_hf.cuts import Cut
+from qtool.gguf.from_hf.hf_config import Config, count, number
 
 _WITHOUT_QUERY_LATENTS = (26, 27)  # blocks of the models that llama.cpp takes for such
 _ITS_VOCABULARY = (48, 128256)  # or as many blocks with that many tokens

@@ -13,7 +13,7 @@ from qtool.gguf.architectures.latent_attention import DEFAULTS, KEYS, LATENT_HEA
 from qtool.gguf.architectures.modules import BLOCK, MLP, OUTER, TWO_NORMS, Module, block
 from qtool.gguf.architectures.row import OWN_HEADS, Architecture
 from qtool.gguf.architectures.sparse_keys import with_own
-from qtool.gguf.hf_config import WIDTH_BY_HEADS, Config, count, plain_head_width
+from qtool.gguf.from_hf.hf_config import WIDTH_BY_HEADS, Config, count, plain_head_width
 
 _YOUTU = (*OUTER, *LATENT_HEADS, *block(*TWO_NORMS, *MLP))
 _MINICPM3 = (

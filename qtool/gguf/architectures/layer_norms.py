@@ -17,8 +17,8 @@ from qtool.gguf.architectures.modules import (
     norms_plus_one,
 )
 from qtool.gguf.architectures.row import GELU, OWN_HEADS, Architecture
-from qtool.gguf.hf_config import WIDTH_BY_HEADS, Config, count
-from qtool.gguf.row_maps import QKV_BY_KIND
+from qtool.gguf.from_hf.hf_config import WIDTH_BY_HEADS, Config, count
+from qtool.gguf.from_hf.row_maps import QKV_BY_KIND
 
 _BARE = (*OUTER[:2], *attention(), *block("input_layernorm", *MLP))
 _LOGIT_SCALE = Key("logit_scale", "logit_scale", real=True)

@@ -7,7 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 from qtool.errors import SourceError
-from qtool.gguf.hf_config import Config, count, head_width, layer_types, number, plain_head_width
+from qtool.gguf.from_hf.hf_config import (
+    Config,
+    count,
+    head_width,
+    layer_types,
+    number,
+    plain_head_width,
+)
 
 Limit = Callable[[Config], str | None]
 _SOME_DENSE = "some blocks have no experts, and it expects experts in each"

@@ -32,9 +32,9 @@ from qtool.gguf.architectures.prediction import MTP, PREDICTION
 from qtool.gguf.architectures.row import Architecture
 from qtool.gguf.architectures.sparse import QWEN_EXPERTS, SHARED_EXPERT
 from qtool.gguf.architectures.sparse_keys import PREDICTING
-from qtool.gguf.hf_config import Config, count, head_width, layer_types
-from qtool.gguf.row_maps import RowMap, Rows
-from qtool.gguf.value_maps import MINUS_EXP
+from qtool.gguf.from_hf.hf_config import Config, count, head_width, layer_types
+from qtool.gguf.from_hf.row_maps import RowMap, Rows
+from qtool.gguf.from_hf.value_maps import MINUS_EXP
 
 BARE = (("", ""),)  # how a parameter ends that is no weight of a module
 _EVERY = 4  # blocks, of which the last has attention, unless config.json says otherwise

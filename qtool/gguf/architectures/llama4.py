@@ -18,9 +18,9 @@ from qtool.gguf.architectures.modules import (
 )
 from qtool.gguf.architectures.row import LLAMA_ROPE, Architecture
 from qtool.gguf.architectures.sparse_keys import with_own
-from qtool.gguf.cuts import Cut
-from qtool.gguf.hf_config import Config, count
-from qtool.gguf.row_maps import FIRST_HALF, SECOND_HALF, RowMap
+from qtool.gguf.from_hf.cuts import Cut
+from qtool.gguf.from_hf.hf_config import Config, count
+from qtool.gguf.from_hf.row_maps import FIRST_HALF, SECOND_HALF, RowMap
 
 WITHOUT_NORMS = 128  # experts of the model whose queries and keys are not normalized
 _AT = BLOCK + "feed_forward."

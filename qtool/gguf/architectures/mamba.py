@@ -27,9 +27,9 @@ from qtool.gguf.architectures.modules import (
 from qtool.gguf.architectures.row import Architecture
 from qtool.gguf.architectures.sparse_keys import with_own
 from qtool.gguf.architectures.state_spaces import LONGEST, no_limit, sized, state_space
-from qtool.gguf.hf_config import Config, count, number
-from qtool.gguf.row_maps import FIRST_HALF, SECOND_HALF, RowMap
-from qtool.gguf.value_maps import MINUS_EXP
+from qtool.gguf.from_hf.hf_config import Config, count, number
+from qtool.gguf.from_hf.row_maps import FIRST_HALF, SECOND_HALF, RowMap
+from qtool.gguf.from_hf.value_maps import MINUS_EXP
 
 _BARE = (("", ""),)
 _AT = "backbone.layers.{b}."

@@ -26,7 +26,7 @@ from qtool.gguf.architectures.modules import (
 )
 from qtool.gguf.architectures.row import Architecture
 from qtool.gguf.architectures.sparse_keys import with_own
-from qtool.gguf.hf_config import BY_BLOCK, Config, count, of_block
+from qtool.gguf.from_hf.hf_config import BY_BLOCK, Config, count, of_block
 
 _WINDOW = "sliding_attention"
 _EVERY = (

@@ -25,7 +25,7 @@ from qtool.gguf.architectures.modules import (
 )
 from qtool.gguf.architectures.row import Architecture
 from qtool.gguf.architectures.sparse_keys import with_own
-from qtool.gguf.hf_config import Config, count, head_width, number, whole_numbers
+from qtool.gguf.from_hf.hf_config import Config, count, head_width, number, whole_numbers
 
 _PARTS = {
     "full_attn": "full_attention", "linear_attn": "linear_attention", "mlp": "mlp",

@@ -24,8 +24,8 @@ from qtool.gguf.architectures.modules import (
 )
 from qtool.gguf.architectures.row import Architecture
 from qtool.gguf.architectures.sparse_keys import ROTATED, SIGMOID, gating, with_own
-from qtool.gguf.hf_config import Config, count, layer_types
-from qtool.gguf.row_maps import FIRST_HALF, SECOND_HALF, RowMap, some_rows
+from qtool.gguf.from_hf.hf_config import Config, count, layer_types
+from qtool.gguf.from_hf.row_maps import FIRST_HALF, SECOND_HALF, RowMap, some_rows
 
 SPARSE = "minimax_m3_sparse"
 _LEADING, _SHARED = "first_k_dense_replace", "n_shared_experts"

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from qtool.gguf.cuts import Cut
-from qtool.gguf.hf_config import Config, count
-from qtool.gguf.row_maps import (
+from qtool.gguf.from_hf.cuts import Cut
+from qtool.gguf.from_hf.hf_config import Config, count
+from qtool.gguf.from_hf.row_maps import (
     FIRST_HALF,
     KEY_PAIRS,
     QUERY_PAIRS,
@@ -14,7 +14,7 @@ from qtool.gguf.row_maps import (
     RowMap,
     Rows,
 )
-from qtool.gguf.value_maps import ValueMap
+from qtool.gguf.from_hf.value_maps import ValueMap
 
 Where = Callable[[Config, int], bool]  # whether a block is one of some
 ENDS = ((".weight", ".weight"), (".bias", ".bias"))

@@ -19,7 +19,7 @@ from qtool.gguf.architectures.modules import (
     block,
 )
 from qtool.gguf.architectures.row import Architecture
-from qtool.gguf.hf_config import Config, count, head_width, layer_types, number
+from qtool.gguf.from_hf.hf_config import Config, count, head_width, layer_types, number
 
 _POST_EPS = 1e-8
 _MOST_BLOCKS = 1 << 16

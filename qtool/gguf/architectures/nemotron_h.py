@@ -19,8 +19,8 @@ from qtool.gguf.architectures.state_spaces import (
     sized,
     state_space,
 )
-from qtool.gguf.hf_config import Config, count
-from qtool.gguf.row_maps import KEY_PAIRS, QUERY_PAIRS
+from qtool.gguf.from_hf.hf_config import Config, count
+from qtool.gguf.from_hf.row_maps import KEY_PAIRS, QUERY_PAIRS
 
 
 def has_experts(config: Config) -> bool:

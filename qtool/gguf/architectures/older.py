@@ -16,8 +16,8 @@ from qtool.gguf.architectures import keys, limits
 from qtool.gguf.architectures.keys import Key
 from qtool.gguf.architectures.modules import Module, Where, in_blocks
 from qtool.gguf.architectures.row import GELU, Architecture
-from qtool.gguf.hf_config import FOUR_WIDTHS, Config, count, number
-from qtool.gguf.row_maps import QKV_BY_KIND, RowMap, Rows
+from qtool.gguf.from_hf.hf_config import FOUR_WIDTHS, Config, count, number
+from qtool.gguf.from_hf.row_maps import QKV_BY_KIND, RowMap, Rows
 
 _T = "transformer."
 _HEAD = Module("lm_head", needed=False)

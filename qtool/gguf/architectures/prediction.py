@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 
 from qtool.gguf.architectures.modules import BLOCK, Module, block
-from qtool.gguf.hf_config import Config, count
+from qtool.gguf.from_hf.hf_config import Config, count
 
 MTP = "mtp_num_hidden_layers"  # the setting that counts them
 _OWN = {

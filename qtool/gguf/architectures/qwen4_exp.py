@@ -25,8 +25,8 @@ from qtool.gguf.architectures.linear_attention import (
 from qtool.gguf.architectures.modules import BLOCK, Module, norms_plus_one
 from qtool.gguf.architectures.prediction import MTP
 from qtool.gguf.architectures.row import Architecture
-from qtool.gguf.hf_config import Config, count, layer_types
-from qtool.gguf.row_maps import some_rows
+from qtool.gguf.from_hf.hf_config import Config, count, layer_types
+from qtool.gguf.from_hf.row_maps import some_rows
 
 _ATTENTION = ("indexed_attention", "full_attention")  # two names of the same
 

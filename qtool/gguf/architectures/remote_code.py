@@ -29,8 +29,8 @@ from qtool.gguf.architectures.modules import (
 )
 from qtool.gguf.architectures.row import LLAMA_ROPE, OWN_HEADS, Architecture
 from qtool.gguf.architectures.sparse_keys import SIGMOID, SOFTMAX, with_own
-from qtool.gguf.hf_config import Config, count, head_width, number, whole_numbers
-from qtool.gguf.row_maps import RowMap, Rows
+from qtool.gguf.from_hf.hf_config import Config, count, head_width, number, whole_numbers
+from qtool.gguf.from_hf.row_maps import RowMap, Rows
 
 _LEADING = "first_k_dense_replace"
 _KORMO = (

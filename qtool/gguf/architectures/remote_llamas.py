@@ -24,13 +24,13 @@ from qtool.gguf.architectures.modules import (
 )
 from qtool.gguf.architectures.row import OWN_HEADS, Architecture
 from qtool.gguf.architectures.sparse_keys import with_own
-from qtool.gguf.hf_config import (
+from qtool.gguf.from_hf.hf_config import (
     Config,
     count,
     head_width,
     number,
 )
-from qtool.gguf.row_maps import RowMap, Rows
+from qtool.gguf.from_hf.row_maps import RowMap, Rows
 
 _Fit = Callable[[Module, Config], Module]
 

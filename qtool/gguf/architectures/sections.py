@@ -6,7 +6,7 @@ Of a text alone all three count the same positions.
 from qtool.errors import SourceError
 from qtool.formats.gguf_values import Kind, Value, array
 from qtool.gguf.architectures.keys import Key
-from qtool.gguf.hf_config import Config
+from qtool.gguf.from_hf.hf_config import Config
 
 _SECTIONS = 4  # time, height, width, and one more that llama.cpp has
 

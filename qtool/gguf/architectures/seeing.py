@@ -15,8 +15,8 @@ from qtool.gguf.architectures.modules import MLP, QK_NORMS, block
 from qtool.gguf.architectures.row import LLAMA_ROPE, Architecture
 from qtool.gguf.architectures.sections import sections
 from qtool.gguf.architectures.sparse import QWEN_EXPERTS
-from qtool.gguf.cuts import Cut
-from qtool.gguf.hf_config import WIDTH_BY_HEADS, Config, count
+from qtool.gguf.from_hf.cuts import Cut
+from qtool.gguf.from_hf.hf_config import WIDTH_BY_HEADS, Config, count
 
 _SPATIAL = [12, 15, 18, 21]  # blocks of Granite 4 Vision, where config.json does not say
 _ROPE = ("default", "mrope", "linear", "yarn", "dynamic")

@@ -18,8 +18,8 @@ from qtool.gguf.architectures.modules import (
 )
 from qtool.gguf.architectures.row import Architecture
 from qtool.gguf.architectures.sparse_keys import with_own
-from qtool.gguf.hf_config import Config, count, layer_types
-from qtool.gguf.row_maps import FIRST_HALF, SECOND_HALF, RowMap
+from qtool.gguf.from_hf.hf_config import Config, count, layer_types
+from qtool.gguf.from_hf.row_maps import FIRST_HALF, SECOND_HALF, RowMap
 
 CONVOLUTION = "conv"
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 
 from qtool.gguf.architectures.shapes_newest import NEWEST
-from qtool.gguf.hf_config import Config, count, head_width, number
+from qtool.gguf.from_hf.hf_config import Config, count, head_width, number
 
 
 def _heads(config: Config) -> int:

@@ -22,7 +22,7 @@ from qtool.gguf.architectures.modules import (
 from qtool.gguf.architectures.prediction import AHEAD
 from qtool.gguf.architectures.row import LLAMA_ROPE, OWN_HEADS, Architecture
 from qtool.gguf.architectures.sparse_keys import with_own
-from qtool.gguf.row_maps import FIRST_HALF, SECOND_HALF
+from qtool.gguf.from_hf.row_maps import FIRST_HALF, SECOND_HALF
 
 QWEN_EXPERTS = experts("mlp.experts", "gate_proj", "up_proj", "down_proj")
 SHARED_EXPERT = tuple(name.replace("mlp.", "mlp.shared_expert.") for name in MLP)

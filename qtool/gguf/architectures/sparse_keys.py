@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from qtool.formats.gguf_values import Value, u32
 from qtool.gguf.architectures.keys import MOE, USUAL, Key
 from qtool.gguf.architectures.prediction import MTP
-from qtool.gguf.hf_config import Config, count, head_width, number
+from qtool.gguf.from_hf.hf_config import Config, count, head_width, number
 
 Keys = tuple[Key, ...]
 SOFTMAX, SIGMOID = 1, 2

@@ -9,8 +9,8 @@ from qtool.formats.gguf_values import Kind, Value, array, u32
 from qtool.gguf.architectures.keys import Key
 from qtool.gguf.architectures.modules import Module, Where
 from qtool.gguf.architectures.sizes import SIZES
-from qtool.gguf.hf_config import Config, count, layer_types, number
-from qtool.gguf.value_maps import MINUS_EXP
+from qtool.gguf.from_hf.hf_config import Config, count, layer_types, number
+from qtool.gguf.from_hf.value_maps import MINUS_EXP
 
 STATE, ATTENTION, MLP, EXPERTS = "M", "*", "-", "E"
 _WORDS = {

@@ -29,7 +29,7 @@ from qtool.gguf.architectures.modules import (
 )
 from qtool.gguf.architectures.row import Architecture
 from qtool.gguf.architectures.sparse_keys import SIGMOID, gating, with_own
-from qtool.gguf.hf_config import (
+from qtool.gguf.from_hf.hf_config import (
     BY_BLOCK,
     Config,
     count,

@@ -70,7 +70,7 @@ def as_transformed_gguf(
     from pydantic import ValidationError
 
     from qtool.checkpoints.fused_experts import apart_as
-    from qtool.gguf.from_hf import hf_source
+    from qtool.gguf.from_hf.source import hf_source
     from qtool.recipe.rotate import RotateOptions
     from qtool.transforms.scaled import check_fits, from_json
 

@@ -121,8 +121,8 @@ def _as_wide(against: Path, file: GgufSource) -> GgufSource:
     """The source, padded where the file has larger widths: made of a padded model, or padded by
     another tool."""
     from qtool.checkpoints.source import opened
-    from qtool.gguf.from_hf import hf_source
-    from qtool.gguf.to_hf import hf_model
+    from qtool.gguf.from_hf.source import hf_source
+    from qtool.gguf.to_hf.model import hf_model
 
     source = open_source(against, requantize=True)
     shapes = {tensor.name: tensor.shape for tensor in source.tensors}
@@ -138,7 +138,7 @@ def _as_wide(against: Path, file: GgufSource) -> GgufSource:
 def _padded(against: Path, multiple: int) -> tuple[GgufSource | None, list[Finding]]:
     """The source with the widths of the file."""
     from qtool.checkpoints.source import opened
-    from qtool.gguf.from_hf import hf_source
+    from qtool.gguf.from_hf.source import hf_source
 
     if is_gguf(against):
         return None, [Finding("note", "against", "", not_compared(multiple))]

@@ -10,7 +10,7 @@ from typing import Any
 
 from qtool.formats.gguf_values import Kind, Value
 from qtool.gguf.source import GgufSource
-from qtool.gguf.to_hf_keys import TAKEN
+from qtool.gguf.to_hf.keys import TAKEN
 from qtool.verification.finding import Finding
 from qtool.verification.sentences import count as counted
 from qtool.verification.sentences import some

@@ -12,15 +12,15 @@ from qtool.formats.gguf_values import Kind, Value
 from qtool.gguf.architectures import TABLE, Architecture
 from qtool.gguf.architectures.modules import HEADS
 from qtool.gguf.architectures.shapes import expected_shape
-from qtool.gguf.from_hf import gguf_names
+from qtool.gguf.from_hf.source import gguf_names
 from qtool.gguf.kinds import layer_of, stored_shape
 from qtool.gguf.source import GgufSource
-from qtool.gguf.to_hf_blocks import WITH_STATES, put_layer_types, put_state_spaces
-from qtool.gguf.to_hf_classes import class_of
-from qtool.gguf.to_hf_config import has_way_back, hf_config
-from qtool.gguf.to_hf_gemma4 import put_blocks
-from qtool.gguf.to_hf_keys import one_for_all
-from qtool.gguf.to_hf_latent import put_whole_latents
+from qtool.gguf.to_hf.blocks import WITH_STATES, put_layer_types, put_state_spaces
+from qtool.gguf.to_hf.classes import class_of
+from qtool.gguf.to_hf.config import has_way_back, hf_config
+from qtool.gguf.to_hf.gemma4 import put_blocks
+from qtool.gguf.to_hf.keys import one_for_all
+from qtool.gguf.to_hf.latent import put_whole_latents
 from qtool.verification.finding import Finding
 from qtool.verification.sentences import count as counted
 from qtool.verification.sentences import some

@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool import native_gguf
-from qtool.gguf.hf_tensor import floats_of
 from qtool.gguf.kinds import stored_shape
 from qtool.gguf.pieces import CACHED_WEIGHTS, Pieces
 from qtool.gguf.planned import PlannedTensor
 from qtool.gguf.source import GgufSource, SourceTensor
+from qtool.gguf.to_hf.hf_tensor import floats_of
 from qtool.gguf.workers import in_order
 from qtool.gguf_types import BY_NAME, FLOATS, BlockType
 from qtool.native.sums import checksum

@@ -1,0 +1,1 @@
+"""A checkpoint as the GGUF file that llama.cpp's converter would write of it."""

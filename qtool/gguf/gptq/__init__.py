@@ -1,0 +1,1 @@
+"""GPTQ into GGUF: the sweep chooses codes for the levels that blocks fix."""

@@ -1,0 +1,1 @@
+"""llama.cpp's importance matrix: read, written, measured and kept."""

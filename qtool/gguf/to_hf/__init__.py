@@ -1,0 +1,1 @@
+"""A GGUF file as the checkpoint that it was made of."""

@@ -1,0 +1,1 @@
+"""Tokenizers as the keys of a GGUF file, and back."""
