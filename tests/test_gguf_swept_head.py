@@ -18,13 +18,13 @@ from test_resume import Died, damage, dying
 from transformers import AutoModelForCausalLM
 
 from qtool import native_gguf
-from qtool.calibrating import measure
 from qtool.calibrating.stats import SiteStats
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.converting.resume import at_once
 from qtool.formats.gguf_file import GgufFile
 from qtool.gguf.gptq import sweep, sweeping
 from qtool.gguf.gptq.levels import together
+from qtool.gguf.importance import measure
 from qtool.gguf.kinds import HEAD
 from qtool.gguf.open import open_source, open_view
 from qtool.gguf.to_hf.convert import convert_to_hf

@@ -22,6 +22,7 @@ from qtool.formats.gguf_values import Value, boolean, string, u32
 from qtool.formats.safetensors_file import read_header
 from qtool.gguf.from_hf import source as from_hf
 from qtool.gguf.importance.imatrix import Importance, read_importance, write_importance
+from qtool.gguf.importance.measure import measure_importance
 from qtool.gguf.importance.measured import first_token
 from qtool.gguf.source import GgufSource, SourceTensor
 from qtool.gguf_types import F16
@@ -82,9 +83,7 @@ def test_every_expert_counts_its_own_tokens(tmp_path: Path) -> None:
     """Against transformers' own model, run on the same tokens; an expert is never reached."""
     checkpoint = moe(tmp_path)
     given = settings(tmp_path, 2, 8)
-    found = measure.measure_importance(
-        checkpoint, named(checkpoint), given, 2, Progress(quiet=True)
-    )
+    found = measure_importance(checkpoint, named(checkpoint), given, 2, Progress(quiet=True))
     seen = inputs_of(checkpoint.path, calibration_tokens(given, checkpoint.path).tokens)
     assert len(found.sums) == 3 * 4 + 3 + 2 * 4 and found.unmeasured == ()
     assert (found.chunks, found.chunk_size, found.datasets) == (2, 8, ("file",))
@@ -163,7 +162,7 @@ def test_every_matrix_of_a_block_is_measured(
     checkpoint = Checkpoint.open(tmp_path / "model")
     source = from_hf.hf_source(checkpoint)
     given = settings(tmp_path, 1, 40)
-    found = measure.measure_importance(checkpoint, source, given, 1, Progress(quiet=True))
+    found = measure_importance(checkpoint, source, given, 1, Progress(quiet=True))
     assert found.unmeasured == ()
     blocks = range(checkpoint.config["num_hidden_layers"])
     expected = {f"blk.{i}.{kind}.weight" for i in blocks for kind in ARCHITECTURES[name]}
@@ -201,7 +200,7 @@ def test_experts_in_one_tensor_are_measured_as_those_apart(
         assert len([name for name in made.sums if "_exps" in name]) == 6
         assert not any("[" in name for name in read_header(stats)[0])
         files.append(target.path.read_bytes())
-        alone = measure.measure_importance(checkpoint, source, given, 1, Progress(quiet=True))
+        alone = measure_importance(checkpoint, source, given, 1, Progress(quiet=True))
         for name, sums in made.sums.items():
             assert np.array_equal(alone.sums[name], sums)
             assert np.array_equal(alone.counts[name], made.counts[name])
@@ -211,7 +210,7 @@ def test_experts_in_one_tensor_are_measured_as_those_apart(
 def test_threads_change_no_byte(tmp_path: Path) -> None:
     checkpoint = moe(tmp_path)
     for threads in (1, 3):
-        found = measure.measure_importance(
+        found = measure_importance(
             checkpoint, named(checkpoint), settings(tmp_path, 9, 300), threads, Progress(quiet=True)
         )
         write_importance(tmp_path / str(threads), found)
@@ -229,7 +228,7 @@ def test_what_was_not_measured_is_named(tmp_path: Path) -> None:
     )
     more = GgufSource(source.path, {}, (*source.tensors, stray, half))
     given = settings(tmp_path, 1, 16)
-    found = measure.measure_importance(checkpoint, more, given, 1, Progress(quiet=True))
+    found = measure_importance(checkpoint, more, given, 1, Progress(quiet=True))
     assert found.unmeasured == ("blk.9.attn_q.weight", "blk.8.ffn_up_exps.weight")
     assert found.notes()[-1].startswith(
         "importance could not be measured for blk.9.attn_q.weight, blk.8.ffn_up_exps.weight; "
@@ -264,7 +263,7 @@ def test_chunks_begin_with_bos(tmp_path: Path) -> None:
     for keys in ({}, bos, other):
         source = named(checkpoint, **keys)
         given = settings(tmp_path, 2, 16)
-        found = measure.measure_importance(checkpoint, source, given, 1, Progress(quiet=True))
+        found = measure_importance(checkpoint, source, given, 1, Progress(quiet=True))
         results.append(found.sums[Q])
     assert np.array_equal(results[0], results[1]) and not np.array_equal(results[0], results[2])
 
@@ -279,7 +278,7 @@ def test_a_checkpoint_that_overflows_is_refused(tmp_path: Path) -> None:
     save_file(state, file, {"format": "pt"})
     again = Checkpoint.open(tmp_path / "moe")
     with pytest.raises(SourceError, match=r"input of model.layers.1.mlp.down_proj.*not finite"):
-        measure.measure_importance(
+        measure_importance(
             again, named(checkpoint), settings(tmp_path, 1, 16), 1, Progress(quiet=True)
         )
 

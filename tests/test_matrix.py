@@ -163,15 +163,15 @@ def test_it_goes_on(
     folder.mkdir()
     monkeypatch.chdir(folder)
     words = ("matrix", "../model", "--recipes", f"w8a8-static,{file_of('gptq')}", "-o", "m", *SMALL)
-    make = running._make
+    make = running.make
 
-    def die(run: object, cell: running.Cell, *rest: object) -> object:
+    def die(asked: object, source: object, cell: running.Cell, *rest: object) -> object:
         if cell.name == "gptq":
             raise KeyboardInterrupt
-        return make(run, cell, *rest)  # type: ignore[arg-type]
+        return make(asked, source, cell, *rest)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patch:
-        patch.setattr(running, "_make", die)
+        patch.setattr(running, "make", die)
         assert call(*words).status == 130
     half = json.loads((folder / "m/matrix.json").read_text())
     Draft202012Validator(json.loads(schemas.text("matrix"))).validate(half)
@@ -336,17 +336,17 @@ def test_two_runs_are_kept_apart(
 ) -> None:
     """And the one that was not first changes nothing of what the other has written."""
     words = ("matrix", model, "--recipes", "w8-rtn", "-o", tmp_path / "m")
-    make, said = running._make, []
+    make, said = running.make, []
 
     def another_comes(*given: object) -> object:
         written = (tmp_path / "m/matrix.json").read_text()
         with monkeypatch.context() as patch:
-            patch.setattr(running, "_make", make)
+            patch.setattr(running, "make", make)
             said.append(call(*words))
         assert (tmp_path / "m/matrix.json").read_text() == written
         return make(*given)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(running, "_make", another_comes)
+    monkeypatch.setattr(running, "make", another_comes)
     assert call(*words).status == 0
     assert said[0].status == 1 and "another qtool is making it (process" in said[0].err
     assert not (tmp_path / "m/.matrix").exists()
@@ -374,17 +374,17 @@ def test_statistics_are_kept_for_a_run_that_can_go_on(
     tmp_path: Path, model: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    make = running._make
+    make = running.make
 
     def full(*_: object) -> object:
         raise OSError(28, "No space left on device")
 
     words = ("matrix", model, "--recipes", model.parent / "gptq.yaml", "-o", "m", "--calibration",
              model.parent / "text.txt", "--samples", "4", "--length", "64")  # fmt: skip
-    monkeypatch.setattr(running, "_make", full)
+    monkeypatch.setattr(running, "make", full)
     said = call(*words)
     assert said.status == 1 and "m/.matrix keeps " in said.out
-    monkeypatch.setattr(running, "_make", make)
+    monkeypatch.setattr(running, "make", make)
     fresh = json.loads(call(*words, "--fresh", "--json").out)
     assert not fresh["passes"][0]["taken_up"] and not Path("m/.matrix").exists()
 

@@ -15,7 +15,7 @@ from qtool.planning.plan import make_plan
 from qtool.recipe import recipe as recipes
 from qtool.recipe.rotate import RotateOptions
 from qtool.streaming.skeleton import Skeleton
-from qtool.transforms import rotate, rotated, rotation
+from qtool.transforms import rotate, rotated, rotation, rotations
 from qtool.transforms.rotated import Rotated
 
 
@@ -92,7 +92,7 @@ def test_what_was_learned_is_proved_too(
         state[name][3, 5] = 2
         save_file(state, source / "model.safetensors", {"format": "pt"})
 
-    def learn(view: Rotated, found: rotate.Rotations, *_: object) -> rotate.Rotations:
+    def learn(view: Rotated, found: rotations.Rotations, *_: object) -> rotations.Rotations:
         assert found.r1 is not None
         matrix = np.eye(found.r1.size) if fault == "too large" else 1.01 * found.r1.dense()
         return replace(found, r1=rotation.learned(matrix), learned="learning did this")

@@ -25,7 +25,7 @@ from qtool.calibrating.sites import Tracer
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.checkpoints.fused_experts import apart
 from qtool.fitting.ends import Ends
-from qtool.gguf.gptq import swept_site
+from qtool.gguf.gptq import in_block, swept_site
 from qtool.methods.tiles import in_turn
 from qtool.runs.progress import Progress
 from qtool.runs.workspace import Workspace, workspace
@@ -160,7 +160,7 @@ def test_rows_of_a_gguf_in_another_order(
     block: Any = SimpleNamespace(weights={"w": torch.from_numpy(weight.copy())})
     known: Any = SimpleNamespace(given=None)
     monkeypatch.setattr(swept_site, "matrices_of", lambda _: (1, 40))
-    monkeypatch.setattr(swept_site, "floats_of", lambda _, first, last: stored[first:last])
+    monkeypatch.setattr(in_block, "floats_of", lambda _, first, last: stored[first:last])
 
     def blocks(some: NDArray[np.float32], *_: Any) -> NDArray[np.uint8]:
         return halves(some).view(np.uint8)

@@ -20,7 +20,7 @@ from qtool.cli.options import (
 from qtool.printable import printable
 
 if TYPE_CHECKING:
-    from qtool.matrix.run import Matrix
+    from qtool.matrix.asked import Matrix
 
 
 def matrix(
@@ -75,7 +75,7 @@ def matrix(
     from qtool.errors import UsageError
     from qtool.formats.safetensors_file import parse_size
     from qtool.hub import plain_name
-    from qtool.matrix.run import Asked
+    from qtool.matrix.asked import Asked
     from qtool.matrix.run import matrix as run
     from qtool.native.library import default_threads
     from qtool.recipe.recipe import calibration_sets

@@ -87,8 +87,8 @@ def _measure(
 ) -> Importance:
     """Importance from a forward pass, of the checkpoint or of the GGUF file itself; scales and
     codes are found on the way."""
-    from qtool.calibrating.measure import measure_importance
     from qtool.checkpoints.source import opened
+    from qtool.gguf.importance.measure import measure_importance
 
     def measure(model: Weights, named: GgufSource) -> Importance:
         if sweeping is not None:

@@ -23,85 +23,24 @@ from qtool import __version__
 from qtool.checkpoints.checkpoint import Checkpoint, hash_file
 from qtool.errors import QtoolError, UnsupportedError
 from qtool.gguf.open import is_gguf
-from qtool.gguf.recipe import GgufRecipe
 from qtool.hub import resolve
 from qtool.matrix import locked, page, shared
+from qtool.matrix.asked import Asked, Matrix
 from qtool.matrix.cells import Cell, cells, passes
-from qtool.matrix.state import GPU, Entry, State, row
+from qtool.matrix.making import make
+from qtool.matrix.state import GPU, Entry, State
 from qtool.recipe.recipe import Recipe
 from qtool.runs import statement
 from qtool.runs.differences import PRECISION
 from qtool.runs.progress import Progress
-from qtool.runs.summary import Summary, peak_rss_bytes
+from qtool.runs.summary import peak_rss_bytes
 from qtool.runs.workspace import may_pass
 from qtool.streaming.allocator import give_back
 
 if TYPE_CHECKING:
-    from qtool.streaming.device import Device
+    pass
 
 _SET = re.compile(r"--set ([\w.]+)=([\w.-]*\w)")
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What the user wants."""
-
-    model: str
-    recipes: tuple[str, ...]
-    out: Path
-    sets: tuple[str, ...]  # of calibration
-    threads: int
-    max_shard_bytes: int
-    error_aware: bool = False
-    text: Path | None = None  # to measure quality on
-    windows: int | None = None
-    command: str = "qtool matrix"
-    fresh: bool = False  # what is unfinished is thrown away
-    changes: tuple[str, ...] = ()  # `key=value` put over each recipe's own, none of calibration
-    device: "Device | None" = None  # that does the work; None: the CPU
-
-    @property
-    def gpu(self) -> str | None:
-        """Its name."""
-        return None if self.device is None else self.device.name
-
-
-@dataclass
-class Matrix:
-    """What came of it."""
-
-    model: str
-    out: str
-    artifacts: list[Entry]
-    changes: tuple[str, ...] = ()
-    passes: list[dict[str, Any]] = field(default_factory=list)
-    kept: dict[str, Any] | None = None  # statistics that a run could go on with
-    report: str | None = None
-    seconds: float = 0.0
-    peak_rss_bytes: int = 0
-    gpu: str | None = None  # that did the work, if not the CPU
-
-    @property
-    def failed(self) -> list[Entry]:
-        """Those that are not there."""
-        return [one for one in self.artifacts if one.status == "failed"]
-
-    def json(self) -> dict[str, Any]:
-        """The --json object."""
-        return {
-            "qtool_version": __version__,
-            "model": self.model,
-            "out": self.out,
-            "changes": list(self.changes),
-            "gpu": self.gpu,
-            "artifacts": [row(one) for one in self.artifacts],
-            "passes": self.passes,
-            "failed": [one.recipe for one in self.failed],
-            "kept_statistics": self.kept,
-            "report": self.report,
-            "seconds": round(self.seconds, 3),
-            "peak_rss_bytes": self.peak_rss_bytes,
-        }
 
 
 @dataclass(frozen=True)
@@ -301,7 +240,7 @@ def _attempt(run: _Run, cell: Cell, measured: shared.Measured | None) -> None:
     with _failing(run, [cell]):
         run.state.begin(cell.name, _wanted(run, cell), run.made.json())
         own = Progress(quiet=True)
-        summary = _make(run, cell, measured, own)
+        summary = make(run.asked, run.source, cell, measured, own)
         statement.write(
             cell.out,
             statement.Ran(
@@ -327,66 +266,6 @@ def _attempt(run: _Run, cell: Cell, measured: shared.Measured | None) -> None:
     if entry.status == "failed" and not cell.out.exists():
         run.state.forget(cell.name)
     give_back()
-
-
-def _make(run: _Run, cell: Cell, measured: shared.Measured | None, progress: Progress) -> Summary:
-    asked = run.asked
-    if isinstance(cell.recipe, GgufRecipe):
-        from qtool.gguf.quantize import run_gguf
-        from qtool.gguf.request import GgufRequest
-
-        imatrix = None if measured is None else measured.imatrix
-        places = None
-        if asked.device is not None:
-            from qtool.cuda import staging
-
-            places = staging.places()
-        return run_gguf(
-            GgufRequest(
-                asked.model,
-                run.source,
-                cell.recipe,
-                cell.out,
-                asked.threads,
-                imatrix,
-                fresh=asked.fresh,
-                places=places,
-                device=asked.device if cell.recipe.sweeps else None,
-            ),
-            progress,
-        )
-    return _make_folder(run, cell.recipe, cell, measured, progress)
-
-
-def _make_folder(
-    run: _Run, recipe: Recipe, cell: Cell, measured: shared.Measured | None, progress: Progress
-) -> Summary:
-    from qtool.runs.pipeline import run as quantize
-    from qtool.runs.request import Request
-
-    asked = run.asked
-
-    def made_of(folder: Path) -> Summary:
-        stats = None if measured is None else measured.stats
-        request = Request(
-            asked.model,
-            folder,
-            recipe,
-            cell.out,
-            stats,
-            asked.threads,
-            asked.max_shard_bytes,
-            fresh=asked.fresh,
-            device=asked.device,
-        )
-        return quantize(request, progress)
-
-    if not is_gguf(run.source):
-        return made_of(run.source)
-    from qtool.gguf.to_hf.convert import checkpoint_folder
-
-    with checkpoint_folder(run.source, cell.out, progress, requantize=False) as folder:
-        return made_of(folder)
 
 
 def _advice(run: _Run, said: str) -> str:

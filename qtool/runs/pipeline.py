@@ -47,8 +47,8 @@ from qtool.streaming.weights import is_view, rows_of
 from qtool.texts.calibration import check_length
 
 if TYPE_CHECKING:
-    from qtool.transforms.rotate import Rotations
     from qtool.transforms.rotated import Rotated
+    from qtool.transforms.rotations import Rotations
 
 
 def run(request: Request, progress: Progress) -> Summary:

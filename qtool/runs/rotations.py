@@ -17,8 +17,8 @@ from qtool.runs.request import Request
 from qtool.runs.workspace import Workspace
 from qtool.transforms import rotate, rotation
 from qtool.transforms.residual import NotRotatableError
-from qtool.transforms.rotate import Rotations
 from qtool.transforms.rotated import Rotated
+from qtool.transforms.rotations import Rotations
 
 UNIT = "learned rotations"
 

@@ -37,9 +37,9 @@ from qtool.streaming.single_thread import single_thread
 from qtool.transforms import rotation as rotations
 from qtool.transforms.learned_inputs import Inputs
 from qtool.transforms.learned_rows import HeadRows, Rows, gather, head_rows
-from qtool.transforms.rotate import Rotations
 from qtool.transforms.rotated import Rotated
 from qtool.transforms.rotation import Rotation
+from qtool.transforms.rotations import Rotations
 
 TOKENS = 2048  # of the calibration samples, for how much each matrix counts
 _BLOCKS_A_STEP = 4

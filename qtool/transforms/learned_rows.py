@@ -20,9 +20,9 @@ from qtool.transforms import rotation as rotations
 from qtool.transforms.hadamard import Reals
 from qtool.transforms.learned_inputs import Inputs, spaced
 from qtool.transforms.residual import BlockRoles
-from qtool.transforms.rotate import Rotations
 from qtool.transforms.rotated import Rotated
 from qtool.transforms.rotation import Rotation
+from qtool.transforms.rotations import Rotations
 
 _BANK_BYTES = 512 << 20
 

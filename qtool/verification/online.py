@@ -56,7 +56,7 @@ def _stated(subject: Subject) -> dict[str, Any]:
         return dict.fromkeys(_WHAT)
     # They need torch, which a look at an artifact without rotations does not.
     from qtool.quality.engine_turns import online_of
-    from qtool.transforms.rotate import sizes
+    from qtool.transforms.rotations import sizes
 
     found = online_of(subject.artifact, subject.infos)
     return {"r3": sizes(found.heads), "r4": sizes(found.inputs)}

@@ -92,8 +92,8 @@ def _recipe(name: str) -> Any:
 
 def measured(seconds: float, seed: int, path: Path) -> None:
     """Wrong models only, and those that are accepted are run by transformers on a few tokens."""
-    from qtool.calibrating import measure
     from qtool.errors import QtoolError
+    from qtool.gguf.importance.measure import measure_importance
     from qtool.gguf.open import open_source
     from qtool.gguf.to_hf.weights import gguf_weights
     from qtool.recipe.recipe import Calibration
@@ -110,7 +110,7 @@ def measured(seconds: float, seed: int, path: Path) -> None:
         path.write_bytes(content)
         try:
             with gguf_weights(open_source(path)) as (weights, source):
-                measure.measure_importance(weights, source, given, 1, Progress(quiet=True))
+                measure_importance(weights, source, given, 1, Progress(quiet=True))
             _TRIED["accepted"] += 1
         except QtoolError as error:
             _told(error)

@@ -8,7 +8,7 @@ With a device, it factors and sweeps; threads read, encode and write meanwhile, 
 points of IQ1 to IQ3.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,9 +26,10 @@ from qtool.calibrating.sites import Site
 from qtool.calibrating.stats import SiteStats, gram_on, is_rare
 from qtool.gguf.estimate import SWEPT_AT_ONCE as AT_ONCE
 from qtool.gguf.gptq import sweep
+from qtool.gguf.gptq.in_block import growth_of, put_back, rows_before
 from qtool.gguf.gptq.levels import together
 from qtool.gguf.importance.measured import Squares
-from qtool.gguf.pieces import check_fits, floats_of, matrices_of
+from qtool.gguf.pieces import check_fits, matrices_of
 from qtool.gguf.planned import PlannedTensor
 from qtool.methods import gptq
 from qtool.native.sums import checksum
@@ -210,7 +211,7 @@ def _step(
     every = max(1, matrices_of(tensor)[1] // REPORTED_ROWS)
     start = part.matrix * matrices_of(tensor)[1] + first
     count = last - first
-    weight = _weight(block, tensor, start, count, moved)
+    weight = rows_before(block, tensor, start, count, moved)
     done = fed.get((tensor.name, part.matrix))
     if done is None:
         blocks = sweep.blocks_of(weight, tensor.type, known.given, workers.share())
@@ -228,7 +229,7 @@ def _step(
         lost = some - torch.from_numpy(back[kept])
         signal, noise = _errors(some, lost, known.gram, device)
     if block is not None:
-        _put_back(block, tensor, start, back)
+        put_back(block, tensor, start, back)
     return checksum(blocks), signal, noise
 
 
@@ -267,7 +268,7 @@ def _rows_of(part: Part, rows: Rows) -> Floats | RowFactor | None:
     if source.order is not None:
         order = source.order(np.arange(count, dtype=np.int64))
         own = own[np.ix_(order, order)]
-    growth = _growth(tensor, 0, count)
+    growth = growth_of(tensor, 0, count)
     return own if growth is None else own / growth / growth.T
 
 
@@ -289,22 +290,13 @@ def _fed_back(
         made[which] = blocks = sweep.blocks_of(some, type_, known.given, workers.share())
         return native_gguf.dequantize(blocks, type_, width, threads=1)
 
-    weight = _weight(block, part.tensor, part.matrix * count, count, moved)
+    weight = rows_before(block, part.tensor, part.matrix * count, count, moved)
     if device is None:
         round_rows(weight, rows, rounded, workers.spread)
     else:
         with device.alone, device.explained():
             round_rows(weight, rows, rounded, device=device)
     return made
-
-
-def _weight(
-    block: LoadedBlock | None, tensor: PlannedTensor, first: int, count: int, moved: bool
-) -> Floats:
-    """Some rows of a tensor before they are rounded."""
-    if block is not None and moved:
-        return _taken(block, tensor, first, count)
-    return floats_of(tensor, first, first + count)
 
 
 def _errors(
@@ -314,51 +306,3 @@ def _errors(
         return signal_and_noise(kept, lost, gram)
     with device.alone, device.explained():
         return signal_and_noise(kept.to(gram.device), lost.to(gram.device), gram)
-
-
-def _put_back(block: LoadedBlock, tensor: PlannedTensor, first: int, values: Floats) -> None:
-    """Rows of a tensor, from `first` on, to where the decoder block has them."""
-    growth = _growth(tensor, first, len(values))
-    values = values if growth is None else values / growth
-    for there, at, own in _places(block, tensor, first, len(values)):
-        there[at] = torch.from_numpy(values[own])
-
-
-def _taken(block: LoadedBlock, tensor: PlannedTensor, first: int, count: int) -> Floats:
-    """`count` rows of a tensor, from `first` on, as the decoder block has them."""
-    values = np.empty((count, tensor.source.in_features), np.float32)
-    for there, at, own in _places(block, tensor, first, count):
-        values[own] = there[at].numpy()
-    growth = _growth(tensor, first, count)
-    return values if growth is None else np.asarray(values * growth, np.float32)
-
-
-def _growth(tensor: PlannedTensor, first: int, count: int) -> Floats | None:
-    """What some rows of a tensor are multiplied by, [count, 1]."""
-    growth = tensor.source.growth
-    if growth is None:
-        return None
-    return growth[:, None] if len(growth) == 1 else growth[first : first + count, None]
-
-
-def _places(
-    block: LoadedBlock, tensor: PlannedTensor, first: int, count: int
-) -> Iterator[tuple[torch.Tensor, tuple[torch.Tensor, ...], NDArray[np.bool_]]]:
-    """Where the decoder block has some rows of a tensor: a matrix, or several, the index there, and
-    which of the rows these are."""
-    source = tensor.source
-    rows = np.arange(first, first + count, dtype=np.int64)
-    if source.order is not None:
-        rows = source.order(rows)
-    start = 0
-    for name in source.origin:
-        there = block.weights[name]
-        if source.cut is not None and source.cut.only_turned:
-            there = there.mT
-        size = there[..., 0].numel()
-        own = (rows >= start) & (rows < start + size)
-        if own.any():
-            place = torch.from_numpy(rows[own] - start)
-            at = (place,) if there.ndim == 2 else (place // there.shape[1], place % there.shape[1])
-            yield there, at, own
-        start += size

@@ -20,8 +20,8 @@ from qtool.streaming.weights import Weights
 from qtool.verification.finding import Finding
 
 if TYPE_CHECKING:
-    from qtool.transforms.rotate import Rotations
     from qtool.transforms.rotated import Rotated
+    from qtool.transforms.rotations import Rotations
 
 CHECK, SCALES = "rotation", "smoothing"
 _SEEDS = "a whole number from 0 to 4,294,967,295"

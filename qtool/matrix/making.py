@@ -1,0 +1,77 @@
+"""One artifact of a matrix: the run that `qtool quantize` would begin."""
+
+from pathlib import Path
+
+from qtool.gguf.open import is_gguf
+from qtool.gguf.recipe import GgufRecipe
+from qtool.matrix.asked import Asked
+from qtool.matrix.cells import Cell
+from qtool.matrix.shared import Measured
+from qtool.recipe.recipe import Recipe
+from qtool.runs.progress import Progress
+from qtool.runs.summary import Summary
+
+
+def make(
+    asked: Asked, source: Path, cell: Cell, measured: Measured | None, progress: Progress
+) -> Summary:
+    """Make the artifact of a cell, from what one pass measured or by itself."""
+    if isinstance(cell.recipe, GgufRecipe):
+        from qtool.gguf.quantize import run_gguf
+        from qtool.gguf.request import GgufRequest
+
+        imatrix = None if measured is None else measured.imatrix
+        places = None
+        if asked.device is not None:
+            from qtool.cuda import staging
+
+            places = staging.places()
+        return run_gguf(
+            GgufRequest(
+                asked.model,
+                source,
+                cell.recipe,
+                cell.out,
+                asked.threads,
+                imatrix,
+                fresh=asked.fresh,
+                places=places,
+                device=asked.device if cell.recipe.sweeps else None,
+            ),
+            progress,
+        )
+    return _folder(asked, source, cell.recipe, cell, measured, progress)
+
+
+def _folder(
+    asked: Asked,
+    source: Path,
+    recipe: Recipe,
+    cell: Cell,
+    measured: Measured | None,
+    progress: Progress,
+) -> Summary:
+    from qtool.runs.pipeline import run as quantize
+    from qtool.runs.request import Request
+
+    def made_of(folder: Path) -> Summary:
+        stats = None if measured is None else measured.stats
+        request = Request(
+            asked.model,
+            folder,
+            recipe,
+            cell.out,
+            stats,
+            asked.threads,
+            asked.max_shard_bytes,
+            fresh=asked.fresh,
+            device=asked.device,
+        )
+        return quantize(request, progress)
+
+    if not is_gguf(source):
+        return made_of(source)
+    from qtool.gguf.to_hf.convert import checkpoint_folder
+
+    with checkpoint_folder(source, cell.out, progress, requantize=False) as folder:
+        return made_of(folder)
