@@ -32,6 +32,7 @@ from qtool.verification import (
     heads,
     inputs,
     misfit,
+    model_settings,
     numbers,
     online,
     recorded,
@@ -59,12 +60,14 @@ Check = Callable[[Subject], Iterator[Finding]]
 NumericCheck = Callable[[Artifact, Sequence[Measured]], Iterator[Finding]]
 
 _DATA = {"codes", "values"}  # checks that run where numbers can be read at all
+_OF_CONFIG = (classes.CHECK, model_settings.CHECK)
 _MOST_WEIGHTS = 1 << 29  # of matrices in memory at once, a byte or two each
 
 # Checks of headers and configs, by id; they read no tensor larger than a few numbers, but for
 # `head`, which compares two.
 STRUCTURAL: tuple[tuple[str, Check], ...] = (
     (classes.CHECK, classes.check_class),
+    (model_settings.CHECK, model_settings.check_model_settings),
     ("tensors", tensors.check_tensors),
     ("dtypes", tensors.check_dtypes),
     ("against", source_tensors.check_against),
@@ -220,10 +223,14 @@ def _verdict(
     if against is not None and (wrong or error.made_of_it(subject) is not True):
         findings += source_tensors.check_quantized(against)
     if engine is not None:
+        from qtool.verification.engines.modules import BUILT, CONFIG
         from qtool.verification.engines.rules import engine_findings
 
         checks.append("engine")
-        findings += engine_findings(artifact, engine, tp)
+        told = any(f.severity == "error" and f.check in _OF_CONFIG for f in findings)
+        found = engine_findings(artifact, engine, tp)
+        # What is wrong with a setting is no news as what a class cannot be built of.
+        findings += [f for f in found if not (told and f.check == BUILT and f.name == CONFIG)]
     return Verdict(
         str(path),
         artifact.found.format,

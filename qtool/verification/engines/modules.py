@@ -14,7 +14,7 @@ from typing import Any
 
 from qtool.checkpoints.fused_names import fused_tensors, layer_of
 from qtool.checkpoints.layer_names import is_head
-from qtool.errors import QtoolError
+from qtool.errors import QtoolError, SourceError
 from qtool.formats.bitsandbytes import skips
 from qtool.formats.compressed_tensors_config import named
 from qtool.formats.facts import names_of
@@ -27,6 +27,7 @@ from qtool.verification.engines.view import some as shown
 from qtool.verification.finding import Finding
 
 CHECK = "engine-skip-list"
+BUILT, CONFIG = "engine-class", "config.json"
 COMPARED = ("compressed-tensors", "bitsandbytes")
 
 
@@ -76,6 +77,18 @@ def class_modules(checkpoint: Weights, view: EngineView) -> ClassModules | None:
         names, frozenset(linear), tuple(layers), tuple(get_keys_to_not_convert(model)),
         tuple(getattr(model, "_keep_in_fp32_modules", None) or ()),
     )  # fmt: skip
+
+
+def build_findings(checkpoint: Weights) -> Iterator[Finding]:
+    """Why transformers cannot build what config.json describes, of a type that it knows."""
+    try:
+        from qtool.streaming.meta_model import meta_model
+
+        meta_model(checkpoint)
+    except SourceError as problem:
+        yield Finding("error", BUILT, CONFIG, str(problem))
+    except (ImportError, QtoolError):
+        pass  # it has no such class, or not without a library that is not there
 
 
 def _for(method: str, model: Any) -> Any:

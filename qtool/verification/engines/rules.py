@@ -37,6 +37,7 @@ from qtool.verification.engines.mlx import mlx_findings
 from qtool.verification.engines.modules import (
     COMPARED,
     ClassModules,
+    build_findings,
     class_modules,
     module_findings,
 )
@@ -82,6 +83,8 @@ def engine_findings(artifact: Artifact | GgufSource, engine: str, tp: int) -> li
     found = view_findings(view, engine, tp, modules)
     if engine == "transformers":
         found += classes.refused_by_transformers(artifact.checkpoint.config)
+        if modules is None:
+            found += build_findings(artifact.checkpoint)
         if (name := unnamed(artifact.checkpoint.path)) is not None:
             words = f"transformers will not find {name}: call it {SINGLE}"
             found.append(Finding("error", "engine-files", name, words))
