@@ -103,6 +103,25 @@ def refused_by_transformers(config: Mapping[str, Any]) -> Iterator[Finding]:
         )  # fmt: skip
 
 
+def refused_by_servers(config: Mapping[str, Any], engine: str, who: str) -> Iterator[Finding]:
+    """engine-class: what vLLM and SGLang make of a config that names no class.
+
+    vLLM takes the class of the model type that has no head, SGLang none (0.33, transformers_utils/
+    config.py; 0.5.23, configs/model_config.py).
+    """
+    if config.get("architectures") or config.get("model_type") is None:
+        return
+    what = (
+        "takes the class without a head and answers with embeddings, or has none, where"
+        if engine == "vllm"
+        else "will refuse the model, as"
+    )
+    yield Finding(
+        "error", "engine-class", "architectures",
+        f"{who} {what} config.json names no class in architectures: put back the model's own",
+    )  # fmt: skip
+
+
 def _has_code(config: Mapping[str, Any]) -> bool:
     """Whether it says where the code lies that reads it."""
     table = config.get("auto_map")

@@ -101,7 +101,7 @@ def check_said(subject: Subject) -> Iterator[Finding]:
         )  # fmt: skip
         return
     beside = [name for name in _SIDE if (checkpoint.folder / name).is_file()]
-    if beside and subject.artifact.found.format != "dense" and not _said_inside(subject.config):
+    if beside and subject.artifact.found.format != "dense" and not said_inside(subject.config):
         yield Finding(
             "warning", "quantized-config", "config.json",
             f"config.json has no quantization_config, {beside[0]} alone says how the tensors are "
@@ -110,7 +110,8 @@ def check_said(subject: Subject) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _said_inside(config: Mapping[str, Any]) -> bool:
+def said_inside(config: Mapping[str, Any]) -> bool:
+    """Whether config.json itself says how tensors are quantized."""
     parts = (config, text_config(config))
     return any(part.get(k) for part in parts for k in ("quantization_config", "compression_config"))
 

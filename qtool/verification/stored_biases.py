@@ -41,7 +41,8 @@ def check_attention_bias(subject: Subject) -> Iterator[Finding]:
         return
     read = str(text.get("model_type")).removesuffix("_text") in READ
     read = read and "auto_map" not in subject.config
-    weights, biases = [], []
+    weights: list[str] = []
+    biases: list[str] = []
     for name in sorted(subject.present):
         found = None if OTHER_TOWERS.search(name) else _PART.fullmatch(name)
         if found is not None:
@@ -57,5 +58,6 @@ def check_attention_bias(subject: Subject) -> Iterator[Finding]:
         yield Finding(
             "error", CHECK, biases[0],
             f"config.json says attention_bias false, and {counted(len(biases), 'vector')} "
-            f"({some(biases)}) of biases are stored, which engines ignore or refuse: set it to true",
+            f"({some(biases)}) of biases are stored, which engines ignore or refuse: set it to "
+            "true",
         )  # fmt: skip

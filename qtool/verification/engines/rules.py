@@ -24,6 +24,7 @@ from qtool.errors import UsageError
 from qtool.gguf.source import GgufSource
 from qtool.gguf_types import BlockType
 from qtool.verification import classes
+from qtool.verification.config import said_inside
 from qtool.verification.engines.dense import dense_findings
 from qtool.verification.engines.head import head_findings
 from qtool.verification.engines.kernels import kernel_findings
@@ -81,7 +82,13 @@ def engine_findings(artifact: Artifact | GgufSource, engine: str, tp: int) -> li
     if engine == "transformers":
         modules = class_modules(artifact.checkpoint, view)
     found = view_findings(view, engine, tp, modules)
+    if engine in ("vllm", "sglang"):
+        config = artifact.checkpoint.config
+        found += classes.refused_by_servers(config, engine, ENGINES[engine])
     if engine == "transformers":
+        beside = view.quantization and view.format != "mlx"
+        if beside and not said_inside(artifact.checkpoint.config):
+            found.append(_beside())
         found += classes.refused_by_transformers(artifact.checkpoint.config)
         if modules is None:
             found += build_findings(artifact.checkpoint)
@@ -89,6 +96,14 @@ def engine_findings(artifact: Artifact | GgufSource, engine: str, tp: int) -> li
             words = f"transformers will not find {name}: call it {SINGLE}"
             found.append(Finding("error", "engine-files", name, words))
     return [finding for finding in found if finding.check != "engine-fused"]
+
+
+def _beside() -> Finding:
+    return Finding(
+        "error", "engine-format", "config.json",
+        "transformers reads no quantization_config but that of config.json, which has none, and "
+        "makes up the weights: put it there",
+    )  # fmt: skip
 
 
 def type_findings(
