@@ -61,7 +61,6 @@ Check = Callable[[Subject], Iterator[Finding]]
 NumericCheck = Callable[[Artifact, Sequence[Measured]], Iterator[Finding]]
 
 _DATA = {"codes", "values"}  # checks that run where numbers can be read at all
-_OF_CONFIG = (classes.CHECK, model_settings.CHECK)
 _MOST_WEIGHTS = 1 << 29  # of matrices in memory at once, a byte or two each
 
 # Checks of headers and configs, by id; they read no tensor larger than a few numbers, but for
@@ -77,7 +76,6 @@ STRUCTURAL: tuple[tuple[str, Check], ...] = (
     ("dense-list", config.check_dense_list),
     ("scheme", config.check_scheme),
     ("unquantized", config.check_share),
-    ("side-config", config.check_side_files),
     (stored_as.CHECK, stored_as.check_stored_as),
     ("provenance", config.check_provenance),
     ("recorded", recorded.check_recorded),
@@ -187,7 +185,10 @@ def _verdict(
         if apart is not artifact and source is not None:
             source = source_one_by_one(source)
         subject = replace(subject, source=source)
-        checks.append(misfit.CHECK)
+        checks += [config.SIDE, misfit.CHECK]
+        findings += _said(
+            config.SIDE, config.check_side_files(subject)
+        )  # shapes may be wrong by it
         findings += misfit.check_shapes(subject, apart)
         for name, check in STRUCTURAL:
             if name != "against" or source is not None:
@@ -225,14 +226,10 @@ def _verdict(
     if against is not None and (wrong or error.made_of_it(subject) is not True):
         findings += source_tensors.check_quantized(against)
     if engine is not None:
-        from qtool.verification.engines.modules import BUILT, CONFIG
-        from qtool.verification.engines.rules import engine_findings
+        from qtool.verification.engines.rules import engine_findings, news
 
         checks.append("engine")
-        told = any(f.severity == "error" and f.check in _OF_CONFIG for f in findings)
-        found = engine_findings(artifact, engine, tp)
-        # What is wrong with a setting is no news as what a class cannot be built of.
-        findings += [f for f in found if not (told and f.check == BUILT and f.name == CONFIG)]
+        findings += news(findings, engine_findings(artifact, engine, tp))
     return Verdict(
         str(path),
         artifact.found.format,

@@ -156,12 +156,23 @@ def module_findings(view: EngineView, there: ClassModules) -> Iterator[Finding]:
         )  # fmt: skip
     if passed_over:
         first = there.names[passed_over[0]]
+        how, advice = _left_out(view, where, first)
         yield Finding(
             "error", CHECK, passed_over[0],
-            f"{shown(passed_over)} {_are(passed_over)} quantized, and {where} leaves out {first}, "
-            "as transformers calls it, so that it finds no weight; write whole names, or an "
-            "expression that ends with $",
+            f"{shown(passed_over)} {_are(passed_over)} quantized, and {how}, as transformers "
+            f"calls it, so that it finds no weight; {advice}",
         )  # fmt: skip
+
+
+def _left_out(view: EngineView, where: str, name: str) -> tuple[str, str]:
+    """What leaves out a quantized layer of the class, and what to do."""
+    listed = names_of(view.quantization.get(where))
+    ignored = any_of(entry == "Linear" or named(entry, name) for entry in listed)
+    if view.format == "compressed-tensors" and not ignored:
+        return f"no target names {name}", "add that name to the targets of its group"
+    if name in listed:
+        return f"{where} leaves out {name}", "take it off the list"
+    return f"{where} leaves out {name}", "write whole names, or an expression that ends with $"
 
 
 def _are(names: list[str]) -> str:

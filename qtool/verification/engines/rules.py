@@ -16,14 +16,14 @@ they were read in, are in the modules imported here.
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from qtool.artifacts.artifact import Artifact
 from qtool.engine_commands import order
 from qtool.errors import UsageError
 from qtool.gguf.source import GgufSource
 from qtool.gguf_types import BlockType
-from qtool.verification import classes
+from qtool.verification import classes, model_settings, skip_lists
 from qtool.verification.config import said_inside
 from qtool.verification.engines.dense import dense_findings
 from qtool.verification.engines.head import head_findings
@@ -36,12 +36,15 @@ from qtool.verification.engines.local import (
 )
 from qtool.verification.engines.mlx import mlx_findings
 from qtool.verification.engines.modules import (
+    BUILT,
     COMPARED,
+    CONFIG,
     ClassModules,
     build_findings,
     class_modules,
     module_findings,
 )
+from qtool.verification.engines.skips import CHECK as SKIPPED
 from qtool.verification.engines.skips import fused_findings, skip_findings, tower_findings
 from qtool.verification.engines.split import split_findings
 from qtool.verification.engines.turns import CHECK as ROTATION
@@ -96,6 +99,24 @@ def engine_findings(artifact: Artifact | GgufSource, engine: str, tp: int) -> li
             words = f"transformers will not find {name}: call it {SINGLE}"
             found.append(Finding("error", "engine-files", name, words))
     return [finding for finding in found if finding.check != "engine-fused"]
+
+
+def news(said: Sequence[Finding], found: Sequence[Finding]) -> list[Finding]:
+    """Of what an engine has to say, what has not been said without asking one: of a setting, that
+    no class can be built with it; of a layer or a list, what the list makes of it."""
+    wrong = [one for one in said if one.severity == "error"]
+    settings = any(one.check in (classes.CHECK, model_settings.CHECK) for one in wrong)
+    listed = {one.name for one in wrong if one.check == skip_lists.CHECK}
+    lists = any(name.split(".")[0] in skip_lists.KEYS for name in listed)
+
+    def told(one: Finding) -> bool:
+        if (one.check, one.name) == (BUILT, CONFIG):
+            return settings
+        if one.check in (SKIPPED, "engine-targets"):
+            return lists or (one.check == SKIPPED and one.name in listed)
+        return False
+
+    return [one for one in found if not told(one)]
 
 
 def _beside() -> Finding:
