@@ -61,6 +61,7 @@ WRONG = [
     ({"hidden_act": 3}, "hidden_act 3; expected the name"),
     ({"rms_norm_eps": "1e-6"}, "rms_norm_eps '1e-6'; expected a number"),
     ({"rms_norm_eps": None}, "rms_norm_eps null"),
+    ({"rms_norm_eps": 1}, "rms_norm_eps 1; expected a small fraction"),
     ({"attention_dropout": "0"}, "attention_dropout '0'"),
     ({"max_position_embeddings": "2048"}, "max_position_embeddings '2048'"),
     ({"attention_bias": "false"}, "attention_bias 'false'; expected true or false"),
@@ -113,6 +114,11 @@ def test_a_class_that_is_not_known_may_have_names_of_its_own(
 ) -> None:
     (one,) = said(changed(tmp_path / "x", changes | OTHER))
     assert one.severity == "warning"
+
+
+def test_no_root_is_taken_of_what_is_below_zero(tmp_path: Path) -> None:
+    (one,) = said(changed(tmp_path / "x", {"rms_norm_eps": -1e-5}))
+    assert one.severity == "error" and "expected a number from 0 on" in one.message
 
 
 def test_whole_numbers_are_no_models_dtype(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from test_verify_class import TINY, dense, said
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from verifying import forget_digests
 
-from qtool.verification.stored_biases import CHECK, READ
+from qtool.verification.stored_biases import CHECK, READ, READ_MLP
 
 Q, K, V = (f"model.layers.{{}}.self_attn.{part}_proj" for part in "qkv")
 
@@ -84,6 +84,9 @@ def with_biases(folder: Path) -> None:
         ({"attention_bias": False, "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"},
          True, None),
         ({"attention_bias": False, "bias": True}, True, None),
+        ({"mlp_bias": True}, False, "error"),
+        ({"mlp_bias": True, "architectures": ["OwnForCausalLM"], "model_type": "own"},
+         False, "warning"),
     ],
 )  # fmt: skip
 def test_biases_that_a_config_speaks_of(
@@ -96,7 +99,7 @@ def test_biases_that_a_config_speaks_of(
 
 
 def test_classes_that_read_it_are_those_of_transformers() -> None:
-    for kind in READ:
+    for kind, key in [(k, "attention_bias") for k in READ] + [(k, "mlp_bias") for k in READ_MLP]:
         module = CONFIG_MAPPING[kind].__module__.replace("configuration_", "modeling_")
         source = Path(transformers.__file__).parent.joinpath(*module.split(".")[1:])
-        assert "bias=config.attention_bias" in source.with_suffix(".py").read_text(), kind
+        assert f"bias=config.{key}" in source.with_suffix(".py").read_text(), kind

@@ -59,6 +59,7 @@ _NUMBERS = re.compile(
     r"|partial_rotary_factor|rotary_pct|routed_scaling_factor|max_position_embeddings"
     r"|head_dim|sliding_window|intermediate_size|(?:bos|eos|pad)_token_id"
 )
+_EPSILON = re.compile(r"(?:rms_norm|layer_norm|norm)_(?:eps|epsilon)")
 _MAY_LACK_EPS = ("cohere2_moe",)  # whose class takes null
 
 
@@ -92,6 +93,12 @@ def _numbers(text: Mapping[str, Any], known: bool) -> Iterator[Finding]:
             yield _wrong(key, value, "a number")
         elif isinstance(value, str) and value.lower() in ("true", "false"):
             yield _wrong(key, value, "true or false, and no string")
+    for key, value in text.items():
+        if known and _EPSILON.fullmatch(key):
+            if type(value) is int:
+                yield _wrong(key, value, "a small fraction, as transformers takes no whole number")
+            elif isinstance(value, float) and value < 0:
+                yield _wrong(key, value, "a number from 0 on")
     lacks = "rms_norm_eps" in text and text["rms_norm_eps"] is None
     if lacks and known and text.get("model_type") not in _MAY_LACK_EPS:
         yield _wrong("rms_norm_eps", None, "a number")

@@ -82,7 +82,7 @@ STRUCTURAL: tuple[tuple[str, Check], ...] = (
     (online.CHECK, online.check_online),
     ("fused", fused.check_fused),
     ("global-scales", fused.check_merged),
-    (stored_biases.CHECK, stored_biases.check_attention_bias),
+    (stored_biases.CHECK, stored_biases.check_biases),
     ("kv-scales", attention.check_kv_scales),
     ("input-scales", inputs.check_inputs),
     ("tokenizer", tokens.check_tokenizer),

@@ -1,4 +1,4 @@
-"""Biases of queries, keys and values: there where config.json says attention_bias, else not.
+"""Biases of attention and of MLPs: there where config.json says so (attention_bias, mlp_bias).
 
 vLLM leaves a bias that is not stored as it found the memory, transformers sets it to 0; one that
 the config turns off vLLM refuses and transformers ignores.
@@ -14,7 +14,7 @@ from qtool.verification.sentences import count as counted
 from qtool.verification.sentences import some
 from qtool.verification.subject import Subject
 
-CHECK = "attention-bias"
+CHECK = "biases"
 _PART = re.compile(
     r"(?:.*\.)?(?:self_attn|self_attention|attention|attn|mixer)(?:\.\d+)?"
     r"\.(?:[qkv][a-z_]*proj\w*|query_key_value|w?qkv)\.(weight|bias)",
@@ -33,31 +33,46 @@ READ = frozenset({
 })  # fmt: skip
 
 
-def check_attention_bias(subject: Subject) -> Iterator[Finding]:
-    """attention-bias: stored where the config says so, and nowhere else."""
+_MLP = re.compile(
+    r"(?:.*\.)?(?:mlp|feed_forward)\.(?:gate|up|down|gate_up)_proj\.(weight|bias)", re.IGNORECASE
+)
+READ_MLP = frozenset({
+    "arcee", "falcon_h1", "granite", "granite_swa", "helium", "hrm_text", "jais2", "llama",
+    "nemotron", "seed_oss", "smollm3",
+})  # fmt: skip
+
+
+def check_biases(subject: Subject) -> Iterator[Finding]:
+    """biases: stored where the config says so, and nowhere else."""
+    yield from _check(subject, "attention_bias", "queries, keys or values", _PART, READ)
+    yield from _check(subject, "mlp_bias", "an MLP", _MLP, READ_MLP)
+
+
+def _check(
+    subject: Subject, key: str, what: str, part: re.Pattern[str], types: frozenset[str]
+) -> Iterator[Finding]:
     text = text_config(subject.config)
-    said = text.get("attention_bias")
+    said = text.get(key)
     if not isinstance(said, bool):
         return
-    read = str(text.get("model_type")).removesuffix("_text") in READ
+    read = str(text.get("model_type")).removesuffix("_text") in types
     read = read and "auto_map" not in subject.config
     weights: list[str] = []
     biases: list[str] = []
     for name in sorted(subject.present):
-        found = None if OTHER_TOWERS.search(name) else _PART.fullmatch(name)
+        found = None if OTHER_TOWERS.search(name) else part.fullmatch(name)
         if found is not None:
             (weights if found[1].lower() == "weight" else biases).append(name)
     if said and weights and not biases:
         yield Finding(
-            "error" if read else "warning", CHECK, "attention_bias",
-            "config.json says attention_bias true, and no bias of queries, keys or values is "
-            "stored; engines make them up or refuse the model: set it to false if the source has "
-            "none, or fetch or make the artifact again",
+            "error" if read else "warning", CHECK, key,
+            f"config.json says {key} true, and no bias of {what} is stored; engines make them up "
+            "or refuse the model: set it to false if the source has none, or fetch or make the "
+            "artifact again",
         )  # fmt: skip
     elif not said and biases and read and not text.get("bias"):
         yield Finding(
             "error", CHECK, biases[0],
-            f"config.json says attention_bias false, and {counted(len(biases), 'vector')} "
-            f"({some(biases)}) of biases are stored, which engines ignore or refuse: set it to "
-            "true",
+            f"config.json says {key} false, and {counted(len(biases), 'vector')} ({some(biases)}) "
+            "of biases are stored, which engines ignore or refuse: set it to true",
         )  # fmt: skip
