@@ -226,10 +226,10 @@ def _verdict(
     if against is not None and (wrong or error.made_of_it(subject) is not True):
         findings += source_tensors.check_quantized(against)
     if engine is not None:
-        from qtool.verification.engines.rules import engine_findings, news
+        from qtool.verification.engines.rules import engine_findings, told_once
 
         checks.append("engine")
-        findings += news(findings, engine_findings(artifact, engine, tp))
+        findings = told_once(findings, engine_findings(artifact, engine, tp))
     return Verdict(
         str(path),
         artifact.found.format,

@@ -101,22 +101,23 @@ def engine_findings(artifact: Artifact | GgufSource, engine: str, tp: int) -> li
     return [finding for finding in found if finding.check != "engine-fused"]
 
 
-def news(said: Sequence[Finding], found: Sequence[Finding]) -> list[Finding]:
-    """Of what an engine has to say, what has not been said without asking one: of a setting, that
-    no class can be built with it; of a layer or a list, what the list makes of it."""
+def told_once(said: Sequence[Finding], found: Sequence[Finding]) -> list[Finding]:
+    """What was said without asking an engine, and what one has to say: of a setting, not also that
+    no class can be built with it; of a layer that a list leaves out or does not, only what the
+    engine makes of the list; of what is no list, nothing more."""
     wrong = [one for one in said if one.severity == "error"]
     settings = any(one.check in (classes.CHECK, model_settings.CHECK) for one in wrong)
     listed = {one.name for one in wrong if one.check == skip_lists.CHECK}
-    lists = any(name.split(".")[0] in skip_lists.KEYS for name in listed)
-
-    def told(one: Finding) -> bool:
-        if (one.check, one.name) == (BUILT, CONFIG):
-            return settings
-        if one.check in (SKIPPED, "engine-targets"):
-            return lists or (one.check == SKIPPED and one.name in listed)
-        return False
-
-    return [one for one in found if not told(one)]
+    no_lists = any(name.split(".")[0] in skip_lists.KEYS for name in listed)
+    passed = {SKIPPED, "engine-targets"} if no_lists else set()
+    new = [
+        one
+        for one in found
+        if one.check not in passed and not (settings and (one.check, one.name) == (BUILT, CONFIG))
+    ]
+    layers = {one.name for one in new if (one.severity, one.check) == ("error", SKIPPED)}
+    old = [one for one in said if one.check != skip_lists.CHECK or one.name not in layers]
+    return [*old, *new]
 
 
 def _beside() -> Finding:
