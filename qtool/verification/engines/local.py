@@ -77,7 +77,7 @@ def transformers_findings(view: EngineView) -> Iterator[Finding]:
             "transformers has no loader for mlx, whose codes mlx-lm reads on Apple's machines",
         )  # fmt: skip
     method = view.quantization.get("quant_method")
-    if view.format not in ("qserve", "mlx", "dense") and method is not None:
+    if view.format not in ("qserve", "mlx", "dense", auto_round.NAME) and method is not None:
         yield from _unknown_method(method)
     if view.format == "fp8" and method == "fp8":
         yield from _fp8_scales(view)
@@ -133,7 +133,7 @@ def transformers_findings(view: EngineView) -> Iterator[Finding]:
 
 
 def _unknown_method(method: object) -> Iterator[Finding]:
-    if method in _METHODS or auto_round.detect({"quant_method": method, "bits": 4}) is not None:
+    if method in _METHODS:
         return
     yield Finding(
         "error", "engine-format", "quant_method",
