@@ -113,11 +113,16 @@ def table(config: Mapping[str, Any], *, entire: bool = False) -> dict[str, dict[
         if isinstance(entry, Mapping)
     ]
     start = "" if entire else r"(?:.*\.)?"
-    found = {f"{start}{re.escape(key)}$": entry for key, entry in known if not _SPECIAL.search(key)}
-    expressions = [(key, entry) for key, entry in known if _SPECIAL.search(key)]
+    found = {f"{start}{re.escape(key)}$": entry for key, entry in known if not is_expression(key)}
+    expressions = [(key, entry) for key, entry in known if is_expression(key)]
     for key, entry in expressions:
         found[f"(?:{key})$" if entire else f".*(?:{key})"] = entry
     return found
+
+
+def is_expression(key: str) -> bool:
+    """Whether a key of extra_config is an expression, and not a name."""
+    return _SPECIAL.search(key) is not None
 
 
 def left_dense(config: Mapping[str, Any], module: str, *, entire: bool = False) -> bool | None:

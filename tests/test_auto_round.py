@@ -361,10 +361,12 @@ def test_the_config_against_the_tensors(tmp_path: Path) -> None:
     down = "model.layers.{}.mlp.down_proj"
     for engine in ("vllm", "sglang", "transformers"):
         checks = [(f.check, f.name) for f in serious(silent, engine)]
-        assert checks == [("dense-list", down.format(1)), ("engine-skip-list", down.format(1))]
+        assert checks == [("engine-skip-list", down.format(1))]
         assert not serious(said, engine)
         checks = [(f.check, f.name) for f in serious(wrong, engine)]
-        assert checks == [("dense-list", down.format(0)), ("engine-skip-list", down.format(0))]
+        assert checks == [("engine-skip-list", down.format(0))]
+    for folder, block in ((silent, 1), (wrong, 0)):
+        assert [(f.check, f.name) for f in serious(folder)] == [("dense-list", down.format(block))]
 
 
 @pytest.mark.parametrize(

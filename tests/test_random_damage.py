@@ -256,7 +256,7 @@ def _one_bit(words: NDArray[Any]) -> NDArray[Any]:
 
 # What no header tells: artifact, damage, the check that finds it beside the source, its words.
 BESIDE: list[tuple[str, Callable[[Path], None], str, str]] = [
-    ("awq", setting("rope_theta", 1e5), "settings", "rope_parameters"),
+    ("awq", setting("rope_theta", 1e5), "settings", "rope_theta 100000.0, there"),
     ("awq", setting("rms_norm_eps", 1e-3), "settings", "rms_norm_eps 0.001, there 1e-05"),
     ("awq", setting("hidden_act", None), "settings", "hidden_act nothing"),
     ("awq", setting("rms_norm_eps", 10**400), "settings", "rms_norm_eps 1000"),

@@ -4,6 +4,8 @@ is there; one wrong setting is one finding."""
 import json
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +13,11 @@ import numpy as np
 import pytest
 from gallery import raw
 from quantizing import quantize
+from transformers.models.auto import modeling_auto
 from verifying import forget_digests
 
 from qtool import tiny
-from qtool.verification.classes import classes_of, refused_by_transformers
+from qtool.verification.classes import _OTHERS, classes_of, named_so, refused_by_transformers
 from qtool.verification.finding import Finding
 from qtool.verification.run import verify_artifact
 
@@ -54,17 +57,13 @@ def awq(healthy: Path, tmp_path: Path) -> Path:
     ("changes", "severity", "phrase"),
     [
         ({"architectures": ["FooForCausalLM"]}, "warning", "architectures 'FooForCausalLM', and"),
-        ({"architectures": ["Qwen2ForCausalLM"]}, "warning", "has LlamaForCausalLM, "),
-        (
-            {"model_type": "qwen2"},
-            "warning",
-            "model_type 'qwen2', of which .* Qwen2ForCausalLM",
-        ),
-        ({"model_type": "foo"}, "warning", "model_type 'foo', which transformers .* not know"),
+        ({"architectures": ["Qwen2ForCausalLM"]}, "warning", "and model_type 'llama', which are n"),
+        ({"model_type": "qwen2"}, "warning", "model_type 'qwen2', which are not one model's"),
+        ({"model_type": "foo"}, "warning", "model_type 'foo', which are not one model's"),
         ({"model_type": None}, "warning", "no model_type"),
         ({"model_type": 3}, "error", "model_type 3; expected a name"),
         ({"model_type": "llama\n"}, "error", "expected a name of letters"),
-        ({"model_type": "Llama"}, "warning", "model_type 'Llama', which transformers"),
+        ({"model_type": "Llama"}, "warning", "model_type 'Llama', and .* in small letters"),
         ({"model_type": "foo", "auto_map": {}}, "warning", "model_type 'foo', which"),
         ({"architectures": ["x" * 5000]}, "warning", "architectures 'x{10,60}, and model_type"),
         ({"num_hidden_layers": []}, "error", r"num_hidden_layers \[\]; .* from 1"),
@@ -99,6 +98,8 @@ def test_what_is_no_model(
         {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "kimi_k2"},
         {"architectures": ["OwnForCausalLM"], "model_type": "own"},  # newer than what is installed
         {"architectures": ["LlamaForSequenceClassification"]},
+        {"model_type": "internlm3"},
+        {"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text"},
         {"architectures": None},
         {"model_type": "foo", "auto_map": {"AutoConfig": "own.Config"}},  # code beside it
         {"num_key_value_heads": None},
@@ -106,6 +107,29 @@ def test_what_is_no_model(
 )
 def test_other_names_of_one_model(changes: dict[str, Any], tmp_path: Path) -> None:
     assert said(dense(tmp_path / "x", **changes), "class") == []
+
+
+def test_names_of_types_and_classes_are_those_of_transformers() -> None:
+    """Of all that write text or judge it; and no name is listed that its type has not."""
+    for tables in ("CAUSAL_LM", "IMAGE_TEXT_TO_TEXT", "SEQUENCE_CLASSIFICATION", "DECISION"):
+        found = getattr(modeling_auto, f"MODEL_FOR_{tables}_MAPPING_NAMES", {})
+        for kind, classes in found.items():
+            for name in (classes,) if isinstance(classes, str) else classes:
+                assert named_so(name, kind), (name, kind)
+    for kind, others in _OTHERS.items():
+        names = {one.lower().replace("_", "") for one in classes_of(kind) or ()}
+        assert all(any(other in name for name in names) for other in others), kind
+
+
+@pytest.mark.parametrize("changes", [{"model_type": "internlm3"}, {"model_type": "foo"}])
+def test_transformers_is_not_imported(changes: dict[str, Any], tmp_path: Path) -> None:
+    folder = dense(tmp_path / "x", **changes)
+    code = (
+        "import sys; from pathlib import Path; from qtool.verification.run import verify_artifact;"
+        "verify_artifact(Path(sys.argv[1])); print({'torch', 'transformers'} & {*sys.modules})"
+    )
+    done = subprocess.run([sys.executable, "-c", code, folder], capture_output=True, text=True)
+    assert done.stdout == "set()\n", done.stderr
 
 
 def test_transformers_refuses_what_it_does_not_know() -> None:

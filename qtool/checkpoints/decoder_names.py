@@ -39,9 +39,14 @@ def sees(name: str) -> bool:
     return name_alone(name).removeprefix("model.").startswith(_SEES)
 
 
+def has_parts(config: Mapping[str, Any]) -> bool:
+    """Whether a config.json tells apart a decoder and what is around it."""
+    return any(key in config for key in _PARTS)
+
+
 def is_alone(config: Mapping[str, Any], source: Mapping[str, Any]) -> bool:
     """Whether a config.json is of a decoder alone, and the source's of one with other parts."""
-    return not any(key in config for key in _PARTS) and any(key in source for key in _PARTS)
+    return not has_parts(config) and has_parts(source)
 
 
 def alone_as(source: Checkpoint, config: Mapping[str, Any], names: Iterable[str]) -> Checkpoint:

@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from qtool.checkpoints.decoder_names import name_alone, sees
+from qtool.checkpoints.decoder_names import has_parts, name_alone, sees
 from qtool.checkpoints.fused_experts import PARTS, WHOLE, stack_of
 from qtool.checkpoints.layer_names import experts_of, is_head
 from qtool.checkpoints.structure import is_turn
@@ -67,6 +67,14 @@ def check_by_table(
             if str(error) not in said:
                 yield Finding("error", CHECK, names[place.found[0]], str(error))
             said.add(str(error))
+    if inside := _wrapped(config, names, used):
+        new, old = next(iter(inside.items()))
+        yield Finding(
+            "error", CHECK, old,
+            f"{counted(len(inside), 'tensor')} ({some([*inside.values()])}) named as in a model "
+            f"around the decoder, and {config['architectures'][0]} looks for {new}: rename "
+            "them, or put back the config of the model around",
+        )  # fmt: skip
     if others:
         yield Finding("error", CHECK, others[0].name, f"{said_shapes(others)}; {OF_OTHERS}")
     used.update(_learned(architecture, config, names))
@@ -184,6 +192,15 @@ class _Place:
 
 def _names(subject: Subject) -> dict[str, str]:
     return {name_alone(name): name for name in subject.present}
+
+
+def _wrapped(
+    config: Mapping[str, Any], names: Mapping[str, str], used: Collection[str]
+) -> dict[str, str]:
+    """Tensors of a decoder alone under names that it has inside of another model, by their own."""
+    if has_parts(config) or "ForConditionalGeneration" in config["architectures"][0]:
+        return {}
+    return {new: old for new, old in sorted(names.items()) if new != old and new in used}
 
 
 def _blocks(config: Mapping[str, Any], names: Collection[str]) -> int:

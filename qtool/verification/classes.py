@@ -1,7 +1,8 @@
 """Whether config.json tells which model the weights are of: its class and model type, and counts.
 
-vLLM and SGLang go by `architectures`, transformers by `model_type`. Where the two are of one name,
-as nearly all are, nobody else is asked; else transformers is, which takes seconds to import.
+vLLM and SGLang go by `architectures`, transformers by `model_type`. The two are of one name but in
+a few models of transformers, which are listed here: it is not asked itself, as it takes seconds to
+import, but where its own view of an artifact is wanted (--engine transformers).
 """
 
 import re
@@ -10,7 +11,6 @@ from typing import Any
 
 from qtool.checkpoints.structure import text_config
 from qtool.verification.finding import Finding
-from qtool.verification.sentences import some
 from qtool.verification.subject import Subject
 
 CHECK = "class"
@@ -27,6 +27,17 @@ _OF_VLLM = frozenset({
 _WITHOUT_TYPE = ("LongcatFlashForCausalLM", "LongcatFlashNgramForCausalLM")  # likewise
 # Types of one computation, each called by the others' names, too.
 ALIKE = frozenset({"llama", "mistral", "internlm3"})
+# What else transformers (5.24, models/auto) calls the classes of a type, as `_family` has it.
+_OTHERS: Mapping[str, tuple[str, ...]] = {
+    "exaone": ("llama",), "gemma4": ("jev",), "glmga": ("glm46v",),
+    "gpt-sw3": ("gpt2",), "hunyuan_v1_dense": ("hunyuandensev1",),
+    "hunyuan_v1_moe": ("hunyuanmoev1",), "inkling_mm_model": ("inkling",),
+    "internlm3": ("llama",), "iquestcoder": ("llama",), "minimax_m3_vl": ("minimaxm3sparse",),
+    "nemo_speechlm": ("nemotron35transcribe",), "pp_chart2table": ("gotocr2",),
+    "qwen2": ("jev",), "qwen3_5": ("jev",), "qwen3_5_moe": ("jev",), "qwen3_5_text": ("jev",),
+    "sarvam_mla": ("deepseekv3",), "sarvam_moe": ("glm4moe",), "shieldgemma2": ("gemma3",),
+    "speech_to_text": ("speech2text",),
+}  # fmt: skip
 _LEAST = {
     "num_hidden_layers": 1, "hidden_size": 1, "vocab_size": 1,
     "num_attention_heads": 0, "num_key_value_heads": 0,  # of models that do not attend
@@ -70,21 +81,19 @@ def _plainly(first: str, kind: str) -> bool:
 
 
 def _unlike(first: str, kind: str) -> Iterator[Finding]:
-    """Of a class and a type of other names, which transformers may know for one model's."""
-    classes = classes_of(kind)
-    if classes is None:
+    """Of a class and a type of other names, which may be one model's all the same."""
+    if kind != kind.lower():
         yield Finding(
             "warning", CHECK, "model_type",
-            f"config.json says model_type {_shown(kind)}, which {_transformers()} does not know, "
-            f"and architectures {_shown(first)}, which is no class of that name: put back the "
-            "model's own, or use a version that knows it",
+            f"config.json says model_type {_shown(kind)}, and transformers spells all of them in "
+            "small letters: put back the model's own",
         )  # fmt: skip
-    elif classes and not _named_so(first, kind, classes):
+    elif not named_so(first, kind):
         yield Finding(
             "warning", CHECK, "architectures",
-            f"config.json says architectures {_shown(first)}, and model_type {_shown(kind)}, of "
-            f"which transformers has {some(_first_of(classes))}: vLLM and SGLang go by the one, "
-            "transformers by the other; put back the model's own",
+            f"config.json says architectures {_shown(first)}, and model_type {_shown(kind)}, which "
+            "are not one model's by their names: vLLM and SGLang go by the one, transformers by "
+            "the other; put back the model's own",
         )  # fmt: skip
 
 
@@ -101,6 +110,25 @@ def refused_by_transformers(config: Mapping[str, Any]) -> Iterator[Finding]:
             "error", "engine-class", "model_type",
             f"{_transformers()} will refuse model_type {_shown(kind)}: use a version that knows it",
         )  # fmt: skip
+
+
+def refused_by_servers(config: Mapping[str, Any], engine: str, who: str) -> Iterator[Finding]:
+    """engine-class: what vLLM and SGLang make of a config that names no class.
+
+    vLLM takes the class of the model type that has no head, SGLang none (0.33, transformers_utils/
+    config.py; 0.5.23, configs/model_config.py).
+    """
+    if config.get("architectures") or config.get("model_type") is None:
+        return
+    what = (
+        "takes the class without a head and answers with embeddings, or has none, where"
+        if engine == "vllm"
+        else "will refuse the model, as"
+    )
+    yield Finding(
+        "error", "engine-class", "architectures",
+        f"{who} {what} config.json names no class in architectures: put back the model's own",
+    )  # fmt: skip
 
 
 def _has_code(config: Mapping[str, Any]) -> bool:
@@ -130,9 +158,9 @@ def classes_of(kind: str) -> frozenset[str] | None:
     return frozenset(found)
 
 
-def _named_so(name: str, kind: str, classes: frozenset[str]) -> bool:
+def named_so(name: str, kind: str) -> bool:
     """Whether a class is one of the type's, or another of the same model's, such as a draft."""
-    families = {_family(one) for one in classes} | {_plain(kind)}
+    families = {_plain(kind), _plain(kind.removesuffix("_text")), *_OTHERS.get(kind, ())}
     families |= ALIKE if families & ALIKE else frozenset()
     return any(family in _family(name) for family in families)
 
@@ -148,11 +176,6 @@ def _plain(name: str) -> str:
 
 def _shown(value: object) -> str:
     return repr(value)[:_SHOWN]
-
-
-def _first_of(classes: frozenset[str]) -> list[str]:
-    """The same, those that write text first."""
-    return sorted(classes, key=lambda name: ("ForCausalLM" not in name, name))
 
 
 def _is_names(value: object) -> bool:

@@ -23,6 +23,7 @@ from qtool.scheme import Scheme
 from qtool.verification.finding import Finding
 from qtool.verification.sentences import count as counted
 from qtool.verification.sentences import some
+from qtool.verification.skip_lists import malformed
 from qtool.verification.subject import Subject
 
 _MUCH_DENSE = 0.2  # of the linear layers' weights
@@ -82,6 +83,24 @@ def says_dense(subject: Subject, module: str) -> bool | None:
     return any(inside.startswith(f".{n}.") or inside.endswith(f".{n}.") for n in found.dense)
 
 
+def _key_for(subject: Subject, module: str) -> str:
+    """The key that leaves a linear layer unquantized, as says_dense has it."""
+    found = subject.artifact.found
+    config = quantization_config(subject.artifact.checkpoint)
+    if found.format == "compressed-tensors":
+        ignored = any_of(named(pattern, module) for pattern in found.dense)
+        return "ignore" if ignored else "targets of config_groups"
+    if found.quant_method != auto_round.NAME and found.format in ("awq", "gptq"):
+        if is_head(module) and config.get("lm_head") is not True:
+            return "lm_head"
+        table = config.get("dynamic")
+        if found.format == "gptq":
+            key, _ = entry_for(table if isinstance(table, Mapping) else {}, module)
+            negated = key is not None and negative(key)
+            return "dynamic" if negated else "modules_in_block_to_quantize"
+    return next((key for key in _LISTS if config.get(key)), "lm_head")
+
+
 def check_said(subject: Subject) -> Iterator[Finding]:
     """quantized-config: a quantized artifact says so in config.json."""
     checkpoint = subject.artifact.checkpoint
@@ -101,7 +120,7 @@ def check_said(subject: Subject) -> Iterator[Finding]:
         )  # fmt: skip
         return
     beside = [name for name in _SIDE if (checkpoint.folder / name).is_file()]
-    if beside and subject.artifact.found.format != "dense" and not _said_inside(subject.config):
+    if beside and subject.artifact.found.format != "dense" and not said_inside(subject.config):
         yield Finding(
             "warning", "quantized-config", "config.json",
             f"config.json has no quantization_config, {beside[0]} alone says how the tensors are "
@@ -110,7 +129,8 @@ def check_said(subject: Subject) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _said_inside(config: Mapping[str, Any]) -> bool:
+def said_inside(config: Mapping[str, Any]) -> bool:
+    """Whether config.json itself says how tensors are quantized."""
     parts = (config, text_config(config))
     return any(part.get(k) for part in parts for k in ("quantization_config", "compression_config"))
 
@@ -120,6 +140,9 @@ def check_dense_list(subject: Subject) -> Iterator[Finding]:
     if subject.artifact.found.format == "dense":
         return
     config = quantization_config(subject.artifact.checkpoint)
+    if wrong := [*malformed(config)]:
+        yield from wrong
+        return
     silent = all(config.get(key) is None for key in _LISTS) and not config.get("config_groups")
     linears = [e for e in subject.linears if e.scheme is None]
     heads = [e for e in subject.entries.values() if is_head(e.module) and e.scheme is None]
@@ -157,11 +180,11 @@ def check_dense_list(subject: Subject) -> Iterator[Finding]:
         )  # fmt: skip
     packed = [e.module for e in subject.entries.values() if e.scheme is not None and said[e.module]]
     if packed:
-        key = next((key for key in _LISTS if config.get(key)), "lm_head")
         yield Finding(
             "error", "dense-list", packed[0],
-            f"{counted(len(packed), 'matrix')} stored quantized, and by the config ({key}) left "
-            f"unquantized: {some(packed)}; engines will ask for a weight that is not there",
+            f"{counted(len(packed), 'matrix')} stored quantized, and by the config "
+            f"({_key_for(subject, packed[0])}) left unquantized: {some(packed)}; engines will ask "
+            "for a weight that is not there",
         )  # fmt: skip
 
 
@@ -239,6 +262,7 @@ def _kind(entry: Entry) -> str:
 
 
 # Files that tell the same as config.json, and the keys that must agree, under all their names.
+SIDE = "side-config"
 _SIDE = ("quantize_config.json", "quant_config.json")
 _AGREE = (
     ("bits", "w_bit", "wbits"),
@@ -265,14 +289,14 @@ def _compare(path: Path, main: Mapping[str, Any]) -> Iterator[Finding]:
     try:
         beside = read_json(path)
     except QtoolError as error:
-        yield Finding("warning", "side-config", path.name, str(error))
+        yield Finding("warning", SIDE, path.name, str(error))
         return
     for keys in _AGREE:
         one, other = first(main, *keys), first(beside, *keys)
         if one is not None and other is not None and _plain(one) != _plain(other):
             key, there = (next(k for k in keys if t.get(k) is not None) for t in (main, beside))
             yield Finding(
-                "error", "side-config", path.name,
+                "error", SIDE, path.name,
                 f"config.json says {key} {one!r}, and {path.name} {there} {other!r}; engines read "
                 "one or the other: make them agree",
             )  # fmt: skip

@@ -32,11 +32,13 @@ from qtool.verification import (
     heads,
     inputs,
     misfit,
+    model_settings,
     numbers,
     online,
     recorded,
     settings,
     stored_as,
+    stored_biases,
     tensors,
     tokens,
     unlike_settings,
@@ -65,6 +67,7 @@ _MOST_WEIGHTS = 1 << 29  # of matrices in memory at once, a byte or two each
 # `head`, which compares two.
 STRUCTURAL: tuple[tuple[str, Check], ...] = (
     (classes.CHECK, classes.check_class),
+    (model_settings.CHECK, model_settings.check_model_settings),
     ("tensors", tensors.check_tensors),
     ("dtypes", tensors.check_dtypes),
     ("against", source_tensors.check_against),
@@ -73,13 +76,13 @@ STRUCTURAL: tuple[tuple[str, Check], ...] = (
     ("dense-list", config.check_dense_list),
     ("scheme", config.check_scheme),
     ("unquantized", config.check_share),
-    ("side-config", config.check_side_files),
     (stored_as.CHECK, stored_as.check_stored_as),
     ("provenance", config.check_provenance),
     ("recorded", recorded.check_recorded),
     (online.CHECK, online.check_online),
     ("fused", fused.check_fused),
     ("global-scales", fused.check_merged),
+    (stored_biases.CHECK, stored_biases.check_biases),
     ("kv-scales", attention.check_kv_scales),
     ("input-scales", inputs.check_inputs),
     ("tokenizer", tokens.check_tokenizer),
@@ -182,7 +185,10 @@ def _verdict(
         if apart is not artifact and source is not None:
             source = source_one_by_one(source)
         subject = replace(subject, source=source)
-        checks.append(misfit.CHECK)
+        checks += [config.SIDE, misfit.CHECK]
+        findings += _said(
+            config.SIDE, config.check_side_files(subject)
+        )  # shapes may be wrong by it
         findings += misfit.check_shapes(subject, apart)
         for name, check in STRUCTURAL:
             if name != "against" or source is not None:
@@ -220,10 +226,10 @@ def _verdict(
     if against is not None and (wrong or error.made_of_it(subject) is not True):
         findings += source_tensors.check_quantized(against)
     if engine is not None:
-        from qtool.verification.engines.rules import engine_findings
+        from qtool.verification.engines.rules import engine_findings, told_once
 
         checks.append("engine")
-        findings += engine_findings(artifact, engine, tp)
+        findings = told_once(findings, engine_findings(artifact, engine, tp))
     return Verdict(
         str(path),
         artifact.found.format,

@@ -4,7 +4,7 @@ No shape tells a wrong rope_theta, and no weight a vocabulary in another order.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from math import isclose
 from pathlib import Path
 from sys import float_info
@@ -22,7 +22,7 @@ from qtool.verification.finding import Finding
 from qtool.verification.heads import head_is_embedding, heads_of
 from qtool.verification.sentences import count as counted
 from qtool.verification.sentences import some
-from qtool.verification.settings_form import class_of, one_form, unread
+from qtool.verification.settings_form import as_written, class_of, one_form, unread
 from qtool.verification.subject import Subject
 from qtool.verification.tokens import ids_of
 from qtool.verification.unlike_settings import VOCABULARY, is_number, unlike
@@ -87,7 +87,7 @@ def check_settings(subject: Subject, source: Weights) -> Iterator[Finding]:
     yield from unlike(
         different,
         _CHOSEN,
-        lambda keys: _listed(keys, here, there),
+        lambda keys: _listed(keys, here, there, (subject.config, source.config)),
         "engines compute as config.json says: put back the source's",
         "put back the source's",
     )
@@ -140,9 +140,16 @@ def _alike(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def _listed(keys: list[str], here: Mapping[str, Any], there: Mapping[str, Any]) -> str:
+def _listed(
+    keys: list[str],
+    here: Mapping[str, Any],
+    there: Mapping[str, Any],
+    written: Sequence[Mapping[str, Any]],
+) -> str:
     pairs = [_innermost(key, here.get(key), there[key]) for key in keys]
-    said = some([f"{key} {_short(one)}, there {_short(other)}" for key, one, other in pairs])
+    said = some(
+        [f"{as_written(key, written)} {_short(a)}, there {_short(b)}" for key, a, b in pairs]
+    )
     return f"config.json has {counted(len(keys), 'setting')} unlike the source's: {said}"
 
 

@@ -1,8 +1,9 @@
 """Settings of config.json in one form, however they are said; and those that nothing reads."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from qtool.checkpoints.structure import text_config
 from qtool.errors import QtoolError
 from qtool.gguf.architectures import TABLE
 from qtool.gguf.architectures.sizes import inner_of_lfm2
@@ -50,6 +51,25 @@ def unread(config: Mapping[str, Any]) -> set[str]:
 def class_of(config: Mapping[str, Any]) -> str:
     named = config.get("architectures")
     return str(named[0]) if isinstance(named, list) and named else ""
+
+
+def as_written(key: str, files: Iterable[Mapping[str, Any]]) -> str:
+    """The name that a rope setting of the one form has in the first of these files that has it;
+    where none has, in the older form. Any other setting's as it is."""
+    first, _, rest = key.partition(".")
+    kind, _, last = rest.rpartition(".")
+    if first != "rope_parameters":
+        return key
+    for text in map(text_config, files):
+        if last in text:
+            return last
+        for name in ("rope_scaling", "rope_parameters"):
+            said = text.get(name)
+            if isinstance(said, Mapping) and last in said:
+                return f"{name}.{last}"
+            if isinstance(said, Mapping) and isinstance(said.get(kind), Mapping):
+                return key
+    return last if last in ("rope_theta", "partial_rotary_factor") else f"rope_scaling.{last}"
 
 
 def _whole(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -29,6 +29,8 @@ _LAYOUTS: dict[str, tuple[str, tuple[str, ...], str, tuple[int, ...]]] = {
     "nvfp4-pack-quantized": ("weight_packed", ("U8",), "float", (4,)),
     "mxfp4-pack-quantized": ("weight_packed", ("U8",), "float", (4,)),
 }
+# Inputs that share a scale, of those whose tensors are not told apart by their dtypes.
+_RUNS = {"nvfp4-pack-quantized": 16, "mxfp4-pack-quantized": 32}
 # In the names of classes that hold matrices: Linear, Conv1D, FusedMoE, RoutedExperts.
 _CLASSES = ("Linear", "Conv", "MoE", "Expert")
 
@@ -39,6 +41,11 @@ def check_stored_as(subject: Subject) -> Iterator[Finding]:
     found = subject.artifact.found
     if found.format == "compressed-tensors":
         yield from _groups(subject, config)
+    if found.format == "bitsandbytes" and (other := [*_bytes(subject, config)]):
+        yield from other
+        return
+    if found.format == "gptq":
+        yield from _words(subject, config)
     if found.format == "bitsandbytes" and config.get("load_in_8bit") is config.get("load_in_4bit"):
         yield Finding(
             "error", CHECK, "config.json",
@@ -57,6 +64,33 @@ def check_stored_as(subject: Subject) -> Iterator[Finding]:
             "were not checked" + ("" if read else ", nor any other's")
             + ("; qtool writes none such, so the config is of another artifact" if own else ""),
         )  # fmt: skip
+
+
+def _words(subject: Subject, config: Mapping[str, Any]) -> Iterator[Finding]:
+    """GPTQModel packs in words of what width pack_dtype says."""
+    said = str(config.get("pack_dtype") or "int32").removeprefix("torch.")
+    tensors = subject.artifact.checkpoint.tensors
+    packed = [n for n, i in tensors.items() if n.endswith(".qweight") and i.dtype == "I32"]
+    if said != "int32" and packed:
+        yield Finding(
+            "error", CHECK, "pack_dtype",
+            f"config.json says pack_dtype {said[:40]}, and {counted(len(packed), 'matrix')} "
+            f"({some(packed)}) are packed in int32, which GPTQModel would not read: put back int32",
+        )  # fmt: skip
+
+
+def _bytes(subject: Subject, config: Mapping[str, Any]) -> Iterator[Finding]:
+    """Of bitsandbytes 8 and 4 bits have tensors of their own."""
+    tensors = subject.artifact.checkpoint.tensors
+    rows = [n.removesuffix(".SCB") for n in tensors if n.endswith(".SCB")]
+    runs = [n.removesuffix(".weight.absmax") for n in tensors if n.endswith(".weight.absmax")]
+    for key, kind, other in (("load_in_4bit", "int8", rows), ("load_in_8bit", "4 bits", runs)):
+        if config.get(key) is True and other and not (rows and runs):
+            yield Finding(
+                "error", CHECK, key,
+                f"config.json says {key}, and {counted(len(other), 'matrix')} ({some(other)}) "
+                f"stored in {kind}: put back the config that the artifact was made with",
+            )  # fmt: skip
 
 
 def _groups(subject: Subject, config: Mapping[str, Any]) -> Iterator[Finding]:
@@ -105,6 +139,9 @@ def _contradictions(group: Mapping[str, Any], written: str) -> Iterator[str]:
         yield "its weights are called dynamic, and are stored with scales"
     if layout in _LAYOUTS and (kind != _LAYOUTS[layout][2] or bits not in _LAYOUTS[layout][3]):
         yield f"weights of {str(bits)[:20]}-bit {kind[:20]} cannot be stored as {layout}"
+    size = weights.get("group_size")
+    if type(size) is int and size != _RUNS.get(layout, size):
+        yield f"weights in groups of {size} cannot be stored as {layout}, which has {_RUNS[layout]}"
     if not isinstance(inputs, Mapping):
         return
     said, dynamic = str(inputs.get("type") or "int"), inputs.get("dynamic", False)

@@ -10,10 +10,13 @@ from itertools import islice
 from typing import Any
 
 from qtool.checkpoints import structure
+from qtool.checkpoints.decoder_names import has_parts
 from qtool.checkpoints.layer_names import experts_of, number_of
 from qtool.checkpoints.single_experts import single_experts
+from qtool.errors import QtoolError
 from qtool.formats.dtypes import FLOAT_DTYPES
 from qtool.formats.mxfp4_experts import misnamed
+from qtool.gguf.architectures import TABLE
 from qtool.verification.by_table import (
     check_by_table,
     lost_by_table,
@@ -24,6 +27,7 @@ from qtool.verification.by_table import (
 from qtool.verification.finding import Finding
 from qtool.verification.sentences import AGAIN, some, verb
 from qtool.verification.sentences import count as counted
+from qtool.verification.settings_form import class_of
 from qtool.verification.subject import Subject
 from qtool.verification.tensor_names import PREDICTION, packed_part
 
@@ -118,8 +122,29 @@ def _blocks(subject: Subject) -> Iterator[Finding]:
                 "error", CHECK, "",
                 f"config.json says {declared} blocks, and no tensor is of a numbered block",
             )  # fmt: skip
+        elif blocks is not None and _uncounted(subject.config):
+            yield Finding(
+                "error", CHECK, "num_hidden_layers",
+                "config.json says no num_hidden_layers, so that engines take the number that its "
+                f"class has where nothing is said; {counted(blocks.count, 'block')} "
+                f"{verb(blocks.count, 'are', 'is')} there: put back the model's own",
+            )  # fmt: skip
         return
     yield from _lost_blocks(subject)
+
+
+def _uncounted(config: Mapping[str, Any]) -> bool:
+    """Whether a known class's config.json, which always says how many blocks there are, does not.
+
+    Those of models around a decoder may leave out what its class has by default.
+    """
+    row = TABLE.get(class_of(config))
+    if row is None or row.remote or has_parts(config):
+        return False
+    try:
+        return row.completed(config).get("num_hidden_layers") is None
+    except QtoolError:
+        return True
 
 
 def _lost_blocks(subject: Subject) -> Iterator[Finding]:

@@ -4,8 +4,8 @@
                     out_features in multiples of 64 and in_features of 128, or of 128 and 64
                     (vLLM pads what does not fit; of experts only the inner width)
     else            AWQ has a slow kernel of its own, GPTQ none (in SGLang since 0.5.20)
-    fp8             blocks of 128x128, as in compressed-tensors; SGLang leaves those of another
-                    width to Triton
+    fp8             one scale a matrix, or blocks of 128x128, as in compressed-tensors; SGLang
+                    leaves those of another width to Triton
     compressed-     compressed, schemes
     tensors
     auto-round      auto_round_config
@@ -62,7 +62,14 @@ def kernel_findings(view: EngineView, engine: str, who: str, tp: int) -> Iterato
 
 
 def _fp8(view: EngineView, engine: str, who: str) -> Iterator[Finding]:
+    own = str(view.quantization.get("quant_method")).lower() == "fp8"  # and not FBGEMM's
+
     def refused(layer: Layer) -> str | None:
+        if own and str(layer.stored).endswith(" channel"):
+            return (
+                "a scale a row, where it reads one a matrix or block of quant_method fp8; put "
+                "back the config that the artifact was made with"
+            )
         block = block_size(view, layer)
         known = None if block is None else other_block(*block, triton=engine == "sglang")
         return None if known is None or block is None else (

@@ -38,6 +38,15 @@ _LOADED = {
     "fp8": "on GPUs of compute capability 8.9 and later; elsewhere it is turned into bfloat16",
     "bitsandbytes": "through the package bitsandbytes",
 }
+# By any of these it finds the scales of its format fp8.
+_FP8_SCALES = ("weight_scale_inv", "scale", "qscale_weight")
+# What it has a loader for beside formats that are told of below; of others it reads the tensors as
+# a plain model's, with a warning (quantizers/auto.py).
+_METHODS = frozenset({
+    "aqlm", "auto-round", "awq", "bitnet", "bitsandbytes", "compressed-tensors", "eetq",
+    "fbgemm_fp8", "fouroversix", "fp8", "fp_quant", "gemma", "gguf", "gptq", "higgs", "hqq",
+    "metal", "mxfp4", "mxfp8", "nvfp4", "quanto", "quark", "sinq", "spqr", "torchao", "vptq",
+})  # fmt: skip
 EXPERTS = "engine-experts"
 _INSTEAD = {
     "gptq": "serve it with vLLM or SGLang, or load it with GPTQModel itself",
@@ -67,6 +76,11 @@ def transformers_findings(view: EngineView) -> Iterator[Finding]:
             "error", "engine-format", "",
             "transformers has no loader for mlx, whose codes mlx-lm reads on Apple's machines",
         )  # fmt: skip
+    method = view.quantization.get("quant_method")
+    if view.format not in ("qserve", "mlx", "dense", auto_round.NAME) and method is not None:
+        yield from _unknown_method(method)
+    if view.format == "fp8" and method == "fp8":
+        yield from _fp8_scales(view)
     if view.format in _LOADED:
         yield Finding(
             "note", "engine-route", "",
@@ -115,6 +129,28 @@ def transformers_findings(view: EngineView) -> Iterator[Finding]:
         yield Finding(
             "error", "engine-format", "",
             f"transformers loads gptq and gptq_v2, not checkpoint_format {view.layout}",
+        )  # fmt: skip
+
+
+def _unknown_method(method: object) -> Iterator[Finding]:
+    if method in _METHODS:
+        return
+    yield Finding(
+        "error", "engine-format", "quant_method",
+        f"transformers knows no quant_method {str(method)[:40]!r}, takes the model for one that "
+        "is not quantized, and makes up its weights: put back the config that the artifact was "
+        "made with",
+    )  # fmt: skip
+
+
+def _fp8_scales(view: EngineView) -> Iterator[Finding]:
+    named = [layer.module for layer in view.quantized if not layer.expert]
+    lost = [m for m in named if not any(f"{m}.{end}" in view.names for end in _FP8_SCALES)]
+    if lost:
+        yield Finding(
+            "error", "engine-format", lost[0],
+            f"transformers looks for weight_scale_inv of {some(lost)}, and takes 1 where there is "
+            "none; put back the config that the artifact was made with, or rename the scales",
         )  # fmt: skip
 
 

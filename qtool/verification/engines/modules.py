@@ -14,7 +14,7 @@ from typing import Any
 
 from qtool.checkpoints.fused_names import fused_tensors, layer_of
 from qtool.checkpoints.layer_names import is_head
-from qtool.errors import QtoolError
+from qtool.errors import QtoolError, SourceError
 from qtool.formats.bitsandbytes import skips
 from qtool.formats.compressed_tensors_config import named
 from qtool.formats.facts import names_of
@@ -27,6 +27,7 @@ from qtool.verification.engines.view import some as shown
 from qtool.verification.finding import Finding
 
 CHECK = "engine-skip-list"
+BUILT, CONFIG = "engine-class", "config.json"
 COMPARED = ("compressed-tensors", "bitsandbytes")
 
 
@@ -76,6 +77,18 @@ def class_modules(checkpoint: Weights, view: EngineView) -> ClassModules | None:
         names, frozenset(linear), tuple(layers), tuple(get_keys_to_not_convert(model)),
         tuple(getattr(model, "_keep_in_fp32_modules", None) or ()),
     )  # fmt: skip
+
+
+def build_findings(checkpoint: Weights) -> Iterator[Finding]:
+    """Why transformers cannot build what config.json describes, of a type that it knows."""
+    try:
+        from qtool.streaming.meta_model import meta_model
+
+        meta_model(checkpoint)
+    except SourceError as problem:
+        yield Finding("error", BUILT, CONFIG, str(problem))
+    except (ImportError, QtoolError):
+        pass  # it has no such class, or not without a library that is not there
 
 
 def _for(method: str, model: Any) -> Any:
@@ -143,12 +156,23 @@ def module_findings(view: EngineView, there: ClassModules) -> Iterator[Finding]:
         )  # fmt: skip
     if passed_over:
         first = there.names[passed_over[0]]
+        how, advice = _left_out(view, where, first)
         yield Finding(
             "error", CHECK, passed_over[0],
-            f"{shown(passed_over)} {_are(passed_over)} quantized, and {where} leaves out {first}, "
-            "as transformers calls it, so that it finds no weight; write whole names, or an "
-            "expression that ends with $",
+            f"{shown(passed_over)} {_are(passed_over)} quantized, and {how}, as transformers "
+            f"calls it, so that it finds no weight; {advice}",
         )  # fmt: skip
+
+
+def _left_out(view: EngineView, where: str, name: str) -> tuple[str, str]:
+    """What leaves out a quantized layer of the class, and what to do."""
+    listed = names_of(view.quantization.get(where))
+    ignored = any_of(entry == "Linear" or named(entry, name) for entry in listed)
+    if view.format == "compressed-tensors" and not ignored:
+        return f"no target names {name}", "add that name to the targets of its group"
+    if name in listed:
+        return f"{where} leaves out {name}", "take it off the list"
+    return f"{where} leaves out {name}", "write whole names, or an expression that ends with $"
 
 
 def _are(names: list[str]) -> str:

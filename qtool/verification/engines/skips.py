@@ -55,10 +55,11 @@ def skip_findings(view: EngineView, engine: str, who: str) -> Iterator[Finding]:
         entry = None if layer.stored is None else _entry_for(view, layer, engine)
         if entry in (None, _UNKNOWN):
             return None
-        return (
-            f"{entry}, so that {who} leaves it unquantized and finds no weight for it; write whole "
-            "names, or an expression that ends with $"
-        )
+        if entry.endswith(f" has {layer.module!r}") or f" has {layer.module!r}," in entry:
+            advice = "take it off the list"
+        else:
+            advice = "write whole names, or an expression that ends with $"
+        return f"{entry}, so that {who} leaves it unquantized and finds no weight for it; {advice}"
 
     def not_named(layer: Layer) -> str | None:
         if layer.stored is not None or not _asked(view, layer, engine):

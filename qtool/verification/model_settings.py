@@ -1,0 +1,173 @@
+"""Settings that a model computes with, in the forms and by the names that engines read.
+
+transformers checks the types of a config.json as it reads it, vLLM and SGLang read it through
+transformers, and each of them looks up activations and kinds of rotary embedding by name: what is
+of another type or name is refused, or fails before the first token. Of a class that is not known
+here, whose code may have more of them, an unknown name is a warning.
+
+Sources: transformers 5.24 (configuration_utils, modeling_rope_utils, activations, and the types of
+all its configuration classes), vLLM 0.33 (layers/rotary_embedding, layers/activation,
+transformers_utils/config), SGLang 0.5.23 (layers/rotary_embedding).
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from qtool.checkpoints.structure import text_config
+from qtool.gguf.architectures import TABLE
+from qtool.verification.finding import Finding, Severity
+from qtool.verification.settings_form import class_of
+from qtool.verification.subject import Subject
+from qtool.verification.unlike_settings import is_number
+
+CHECK = "model-settings"
+_SHOWN = 60  # characters of a value
+_OWN = "put back the model's own"
+# transformers' ACT2CLS, and vLLM's for gates alone.
+ACTIVATIONS = frozenset({
+    "gelu", "gelu_10", "gelu_fast", "gelu_new", "gelu_python", "gelu_pytorch_tanh",
+    "gelu_python_tanh", "gelu_accurate", "hardswish", "laplace", "leaky_relu", "linear", "mish",
+    "quick_gelu", "relu", "relu2", "relu6", "sigmoid", "silu", "sqrtsoftplus", "swish", "tanh",
+    "prelu", "xielu", "geglu", "swigluoai",
+})  # fmt: skip
+_ACTIVATED = ("hidden_act", "hidden_activation", "activation_function")
+# What each kind of rotary embedding cannot do without: transformers' ROPE_INIT_FUNCTIONS, and what
+# single classes there, vLLM and SGLang have beside it.
+_BY_A_FACTOR = ("factor",)
+ROPES: Mapping[str, tuple[str, ...]] = {
+    "default": (), "linear": _BY_A_FACTOR, "dynamic": _BY_A_FACTOR, "yarn": _BY_A_FACTOR,
+    "longrope": ("short_factor", "long_factor"),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "proportional": (), "axial": (),
+    "su": ("short_factor", "long_factor"), "mrope": (), "xdrope": (), "ntk_alpha": (), "ntk": (),
+    "deepseek_yarn": (), "deepseek_llama_scaling": (), "mllama4": (), "bailing_mrope": (),
+    "openpangu": (), "telechat3-yarn": (),
+}  # fmt: skip
+_NUMERIC = ("factor", "low_freq_factor", "high_freq_factor")
+# Of torch: what a model may be in, and what else there is, which no model is.
+DTYPES = frozenset({
+    "bfloat16", "float16", "half", "float32", "float", "float64", "double", "float8_e4m3fn",
+    "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu",
+})  # fmt: skip
+_WHOLE_DTYPES = frozenset({
+    "bool", "int8", "uint8", "int16", "int32", "int64", "short", "int", "long",
+})  # fmt: skip
+# No class takes a string for these.
+_NUMBERS = re.compile(
+    r"(?:.*_)?(?:eps|epsilon|dropout|softcapping|multiplier|initializer_range|base_freq)"
+    r"|partial_rotary_factor|rotary_pct|routed_scaling_factor|max_position_embeddings"
+    r"|head_dim|sliding_window|intermediate_size|(?:bos|eos|pad)_token_id"
+)
+_EPSILON = re.compile(r"(?:rms_norm|layer_norm|norm)_(?:eps|epsilon)")
+_MAY_LACK_EPS = ("cohere2_moe",)  # whose class takes null
+
+
+def check_model_settings(subject: Subject) -> Iterator[Finding]:
+    """model-settings: numbers are numbers, and names are of something."""
+    text = text_config(subject.config)
+    known = known_class(subject.config)
+    yield from _numbers(text, known)
+    yield from _activations(text, known)
+    yield from _rotary(text, known)
+    for part in (text,) if text is subject.config else (subject.config, text):
+        yield from _dtypes(part)
+
+
+def known_class(config: Mapping[str, Any]) -> bool:
+    """Whether its class is one whose code is known: transformers' own, in the table of GGUF."""
+    row = TABLE.get(class_of(config))
+    return row is not None and not row.remote and "auto_map" not in config
+
+
+def _wrong(key: str, value: object, expected: str, severity: Severity = "error") -> Finding:
+    shown = "null" if value is None else repr(value)[:_SHOWN]
+    return Finding(
+        severity, CHECK, key, f"config.json says {key} {shown}; expected {expected}: {_OWN}"
+    )
+
+
+def _numbers(text: Mapping[str, Any], known: bool) -> Iterator[Finding]:
+    for key, value in text.items():
+        if isinstance(value, str) and _NUMBERS.fullmatch(key):
+            yield _wrong(key, value, "a number")
+        elif isinstance(value, str) and value.lower() in ("true", "false"):
+            yield _wrong(key, value, "true or false, and no string")
+    for key, value in text.items():
+        if known and _EPSILON.fullmatch(key):
+            if type(value) is int:
+                yield _wrong(key, value, "a small fraction, as transformers takes no whole number")
+            elif isinstance(value, float) and value < 0:
+                yield _wrong(key, value, "a number from 0 on")
+    lacks = "rms_norm_eps" in text and text["rms_norm_eps"] is None
+    if lacks and known and text.get("model_type") not in _MAY_LACK_EPS:
+        yield _wrong("rms_norm_eps", None, "a number")
+
+
+def _activations(text: Mapping[str, Any], known: bool) -> Iterator[Finding]:
+    for key in _ACTIVATED:
+        value = text.get(key)
+        if value is None:
+            continue
+        if not isinstance(value, str):
+            yield _wrong(key, value, "the name of an activation")
+        elif value not in ACTIVATIONS:
+            expected = "an activation that engines know, such as silu or gelu_pytorch_tanh"
+            yield _wrong(key, value, expected, "error" if known else "warning")
+
+
+def _rotary(text: Mapping[str, Any], known: bool) -> Iterator[Finding]:
+    key = "rope_scaling" if text.get("rope_scaling") else "rope_parameters"
+    said = text.get(key) or {}
+    if not isinstance(said, Mapping):
+        yield _wrong(key, said, "an object")
+        return
+    # One for all blocks, or one for each kind of them.
+    inner = {f"{key}.{kind}": one for kind, one in said.items() if isinstance(one, Mapping)}
+    nested = all(one is None or isinstance(one, Mapping) for one in said.values())
+    parts = inner if inner and nested else {key: said}
+    for where, part in parts.items():
+        yield from _rotary_kind(where, part, known)
+        if "rope_theta" in part:
+            yield from _theta(f"{where}.rope_theta", part["rope_theta"], known)
+    if "rope_theta" in text and not all("rope_theta" in part for part in parts.values()):
+        turned = text.get("position_embedding_type") != "nope"
+        yield from _theta("rope_theta", text["rope_theta"], known and turned)
+
+
+def _theta(key: str, value: object, known: bool) -> Iterator[Finding]:
+    each = value if isinstance(value, list) else [value]  # one for each block in some
+    if not all(map(is_number, each)):
+        sure = known or value is not None
+        yield _wrong(key, value, "a number", "error" if sure else "warning")
+
+
+def _rotary_kind(where: str, part: Mapping[str, Any], known: bool) -> Iterator[Finding]:
+    name = "rope_type" if "rope_type" in part else "type"
+    kind = part.get(name, "default")
+    if not isinstance(kind, str):
+        yield _wrong(f"{where}.{name}", kind, "the name of a kind of rotary embedding")
+    elif kind not in ROPES:
+        listed = "default, linear, dynamic, yarn, longrope or llama3"
+        expected = f"a kind that engines know, such as {listed}"
+        yield _wrong(f"{where}.{name}", kind, expected, "error" if known else "warning")
+    else:
+        for key in ROPES[kind]:
+            if key not in part and not (kind == "dynamic" and "alpha" in part):
+                yield Finding(
+                    "error", CHECK, f"{where}.{key}",
+                    f"config.json has a {where} of {name} {kind} without {key}, which no engine "
+                    f"computes: {_OWN}",
+                )  # fmt: skip
+    for key in _NUMERIC:
+        if key in part and not is_number(part[key]):
+            yield _wrong(f"{where}.{key}", part[key], "a number")
+
+
+def _dtypes(config: Mapping[str, Any]) -> Iterator[Finding]:
+    key = "dtype" if config.get("dtype") is not None else "torch_dtype"
+    value = config.get(key)
+    if value is None or isinstance(value, Mapping) or value in DTYPES:
+        return
+    whole = isinstance(value, str) and value in _WHOLE_DTYPES
+    yield _wrong(key, value, "a dtype of floats, such as bfloat16", "warning" if whole else "error")

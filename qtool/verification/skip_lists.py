@@ -1,0 +1,83 @@
+"""Lists of modules in a quantization_config: that they are lists, of expressions that compile.
+
+A string is read letter by letter where a list is expected, so that each layer whose name has one
+of them is left out, and an expression that does not compile ends loading: both in vLLM, SGLang and
+transformers. Sources: vLLM 0.33 (quant_utils, gptq_utils, compressed_tensors/utils), transformers
+5.24 (quantizers_utils), compressed-tensors 0.20 (QuantizationConfig, utils/match).
+"""
+
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from qtool.formats.auto_round import is_expression
+from qtool.verification.finding import Finding
+
+CHECK = "dense-list"
+LISTS = (
+    "modules_to_not_convert", "ignore", "ignored_layers", "exclude_modules",
+    "llm_int8_skip_modules",
+)  # fmt: skip
+KEYS = (*LISTS, "config_groups", "dynamic", "extra_config")  # where such a finding lies
+_SHOWN = 60  # characters of a value
+_LONGEST = 4000  # characters of an expression that is compiled
+_MARK = re.compile(r"[-+]:|re:")
+
+
+def malformed(config: Mapping[str, Any]) -> Iterator[Finding]:
+    """dense-list: what no engine reads as a list of names and expressions."""
+    table = config.get("config_groups")
+    groups = table.items() if isinstance(table, Mapping) else ()
+    lists = {key: config.get(key) for key in LISTS}
+    lists |= {
+        f"config_groups.{name}.targets": group.get("targets")
+        for name, group in groups
+        if isinstance(group, Mapping)
+    }
+    for key, value in lists.items():
+        if value is None:
+            continue
+        if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+            yield Finding(
+                "error", CHECK, key,
+                f"config.json says {key} {str(value)[:_SHOWN]!r}; expected a list of names, as "
+                "engines read a string letter by letter: write it as a list",
+            )  # fmt: skip
+    for key, expression in _expressions(config, lists):
+        if (why := _refused(expression)) is not None:
+            yield Finding(
+                "error", CHECK, key,
+                f"config.json has the expression {expression[:_SHOWN]!r} in {key}, which does not "
+                f"compile ({why}), so that engines end with an error: correct it",
+            )  # fmt: skip
+
+
+def _expressions(
+    config: Mapping[str, Any], lists: Mapping[str, object]
+) -> Iterator[tuple[str, str]]:
+    """What is compiled, without its mark, and the key that it stands in."""
+    for key, value in lists.items():
+        for one in value if isinstance(value, list) else ():
+            if isinstance(one, str) and one.startswith("re:"):
+                yield key, _MARK.sub("", one, count=1)
+    for key, wanted in (("dynamic", str), ("extra_config", is_expression)):
+        table = config.get(key)
+        for one in table if isinstance(table, Mapping) else ():
+            if wanted(one):
+                yield key, _MARK.sub("", one, count=1)
+
+
+def _refused(expression: str) -> str | None:
+    """Why Python cannot compile an expression; None where it can, or is not asked."""
+    if len(expression) > _LONGEST:
+        return None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            re.compile(expression)
+    except re.error as error:
+        return str(error)
+    except (OverflowError, RecursionError, MemoryError):
+        return None
+    return None
