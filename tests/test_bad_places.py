@@ -117,7 +117,13 @@ def test_outputs_without_a_name(
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
     words = ("quantize", str(model), "--recipe", recipe, "-o", out)
-    assert_one_sentence(call(*words), "-o names nothing")
+    assert_one_sentence(call(*words), "-o names nothing but the folder that this runs in")
+
+
+def test_a_gguf_file_by_the_other_ending(model: Path, tmp_path: Path, call: Call) -> None:
+    words = ("quantize", str(model), "--recipe", "q4_0", "-o", str(tmp_path / "x.safetensors"))
+    assert_one_sentence(call(*words), "recipe q4_0 makes a GGUF file; choose a name")
+    assert not (tmp_path / "x.safetensors").exists()
 
 
 def test_a_name_that_cannot_be_given(

@@ -141,13 +141,15 @@ def test_names_that_llama_cpp_finds(tmp_path: Path) -> None:
         assert name.upper() == "TINY-Q5_K_M.GGUF"
 
 
-def test_what_serves_it(tmp_path: Path) -> None:
+def test_what_serves_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = hub.tiny_folder()
     assert command(folder) == f"vllm serve {folder}"
     # Nothing that an engine loads.
     assert next_lines(tmp_path, "tiny") == [
         f"next: qtool eval {tmp_path} --against tiny --text FILE"
     ]
+    monkeypatch.chdir(tmp_path.parent)  # a folder that hides what it was made of
+    assert next_lines(tmp_path, tmp_path.name) == [f"next: qtool eval {tmp_path} --text FILE"]
 
 
 def test_the_command_that_comes_next_can_be_pasted(

@@ -21,6 +21,7 @@ from qtool.recipe import recipe as recipes
 from qtool.scheme import Dense
 from qtool.streaming.skeleton import Skeleton
 from qtool.streaming.workers import Workers
+from qtool.verification.run import verify_artifact
 
 __all__ = ["models"]
 
@@ -210,6 +211,25 @@ def test_copy_of_a_tied_head_is_dropped(models: Models, tmp_path: Path) -> None:
     plain = quantizing.quantize(source, "w4g128-gptq", tmp_path / "plain", *models.settings())
     weights = [quantizing.files(r.out)["model.safetensors"] for r in (run, plain)]
     assert weights[0] == weights[1]
+
+
+def test_a_head_unlike_the_embedding_is_untied(models: Models, tmp_path: Path) -> None:
+    """transformers takes the head that is stored, vLLM and SGLang the embedding, unless told."""
+    source, folder = models("qwen3"), tmp_path / "other"
+    folder.mkdir()
+    tensors = load_file(source / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"] * 2
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    for name in ("config.json", "tokenizer.json"):
+        (folder / name).write_bytes((source / name).read_bytes())
+    run = quantizing.quantize(folder, "w8-rtn", tmp_path / "out")
+    assert any("says tie_word_embeddings false" in said for said in run.summary.warnings)
+    assert json.loads((run.out / "config.json").read_text())["tie_word_embeddings"] is False
+    artifact = Artifact.open(run.out)
+    assert np.array_equal(artifact.checkpoint.raw("lm_head.weight"),
+                          Checkpoint.open(folder).raw("lm_head.weight"))  # fmt: skip
+    verdict = verify_artifact(run.out, against=folder, engine="vllm")
+    assert [one for one in verdict.findings if one.severity == "error"] == []
 
 
 @pytest.mark.parametrize("recipe", ["w4g128-awq", "w4g128-rtn"])

@@ -163,11 +163,15 @@ def test_files_of_an_earlier_push(
     assert "has files of another model" in said and "--replace removes them" in said
     assert all(name in said for name in stale) and "picture" not in said and "onnx" not in said
     assert {path.name for path in there.iterdir()} == before and "second" not in server.messages
+    assert "README.md" not in said
+    (there / "README.md").write_text("by hand", encoding="utf-8")
     result = CliRunner().invoke(app, ["push", str(source), "ann/x", "--replace"])
     assert result.exit_code == 0, result.output
+    assert "replacing the README.md that is there (the history keeps it)" in result.stderr
     assert "left as they were: onnx/config.json, picture.png, x-Q8_0.gguf" in result.stderr
     assert {path.name for path in there.iterdir()} == before - set(stale)
-    run("push", source, "ann/x")  # there is nothing to replace any more
+    again = CliRunner().invoke(app, ["push", str(source), "ann/x"])  # nothing is replaced any more
+    assert again.exit_code == 0 and "README.md" not in again.stderr
 
 
 def test_gguf_files_of_other_kinds_stay(

@@ -6,6 +6,7 @@ unless it is a router or an embedding. No table of architectures: an unknown one
 way.
 """
 
+import copy
 import re
 from collections import defaultdict
 from collections.abc import Mapping
@@ -30,6 +31,7 @@ AHEAD = re.compile(r"(^|\.)(mtp|nextn|draft)")
 # The first counts blocks, where the second counts how often blocks run.
 _COUNT_KEYS = ("num_layers_per_stack", "num_hidden_layers", "n_layer", "num_layers", "n_layers")
 _TEXT_CONFIGS = ("text_config", "llm_config", "language_config", "thinker_config")
+_TIED = "tie_word_embeddings"
 _ROUTERS = ("gate", "router", "shared_expert_gate")
 _GROUPED = {"wo_a", "o_a_proj"}  # DeepSeek V4's first half of an output projection
 _CHOOSING = {"indexer", "compressor"}  # of sparse attention
@@ -75,6 +77,16 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
         if isinstance(inner, Mapping):
             return text_config(inner)
     return config
+
+
+def untied(config: Mapping[str, Any]) -> dict[str, Any]:
+    """config.json that says that the output head is a matrix of its own."""
+    made: dict[str, Any] = copy.deepcopy(dict(config))
+    made[_TIED] = False
+    inner = text_config(made)
+    if isinstance(inner, dict) and _TIED in inner:
+        inner[_TIED] = False
+    return made
 
 
 def past_positions(config: Mapping[str, Any], length: int, what: str) -> str | None:

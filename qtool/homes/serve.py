@@ -1,5 +1,6 @@
 """The command that serves an artifact, of an engine that loads its format; and what comes next."""
 
+import os
 import shlex
 from pathlib import Path
 
@@ -70,8 +71,9 @@ def next_lines(artifact: Path, model: str, modelfile: bool = False) -> list[str]
     elif not _runs_here(artifact):
         lines.append(f"next: llama-perplexity -m {_word(str(artifact))} -f FILE")
     else:
-        compared = f"{_word(str(artifact))} --against {_word(model)}"
-        lines.append(f"next: qtool eval {compared} --text FILE")
+        hidden = Path(os.path.realpath(model)) == Path(os.path.realpath(artifact))  # an alias
+        against = "" if hidden else f" --against {_word(model)}"
+        lines.append(f"next: qtool eval {_word(str(artifact))}{against} --text FILE")
     return lines[:2]
 
 

@@ -89,6 +89,9 @@ def push(
                 f"one: {', '.join(old[:4])}{more}; --replace removes them in the same commit (its "
                 "history keeps them), or push to another repository"
             )
+        for card in there.files if there is not None else ():
+            if card.name == CARD and not _is_sent(upload, card):
+                progress.say(f"replacing the {CARD} that is there (the history keeps it)")
         commit = _send(model, upload, old, private, message or _message(artifact), progress)
         now = _compare(replace(model, revision=commit), upload, progress)
     from huggingface_hub import constants

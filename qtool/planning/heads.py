@@ -15,6 +15,12 @@ from qtool.scheme import Dense, Dropped, Scheme
 
 HEAD = Dense("output head")
 EMBEDDING = Dense("embedding")
+_UNLIKE = "output head; config.json ties it to"
+SAID_UNTIED = (
+    "config.json says tie_word_embeddings, and the output head that is stored differs from the "
+    "embedding: transformers takes the head, other engines the embedding; the artifact has the "
+    "head, and says tie_word_embeddings false, so that all do the same"
+)
 # Last parts of names of embeddings that have a row for each token.
 _OF_TOKENS = ("embed_tokens", "wte", "word_embeddings", "embed_in", "tok_embeddings", "embeddings")
 
@@ -41,6 +47,16 @@ def says_tied(config: Mapping[str, Any]) -> bool:
     """Whether config.json says that the head is the embedding."""
     key = "tie_word_embeddings"
     return config.get(key, text_config(config).get(key)) is True
+
+
+def unlike(embedding: str) -> Dense:
+    """A head that config.json ties to an embedding which it differs from."""
+    return Dense(f"{_UNLIKE} {embedding}, but it differs")
+
+
+def unties(actions: Iterable[object]) -> bool:
+    """Whether an artifact has such a head."""
+    return any(isinstance(one, Dense) and one.reason.startswith(_UNLIKE) for one in actions)
 
 
 def of_tokens(name: str) -> bool:

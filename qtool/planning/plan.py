@@ -221,6 +221,8 @@ def make_plan(
         experts = (name for name in names if structure.expert_of(name) is not None)
         notes.refuse_experts(checkpoint.path, experts)
     actions |= _untie(checkpoint, actions, compare_all)
+    if heads.unties(actions.values()):
+        warnings.append(heads.SAID_UNTIED)
     if recipe.rounding != "none" and not any(isinstance(a, Scheme) for a in actions.values()):
         reasons = Counter(a.reason for a in actions.values() if isinstance(a, Dense))
         common = "; ".join(f"{why}: {count}" for why, count in reasons.most_common(4))
@@ -319,7 +321,7 @@ def _untie(
         ):
             if _equal_bytes(checkpoint, head, name, compare_all):
                 return {head: Dropped(f"tied to {name}, of which it is a copy")}
-            return {head: Dense(f"output head; config.json ties it to {name}, but it differs")}
+            return {head: heads.unlike(name)}
     return {}
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from qtool.runs.summary import Summary
 
 _GGUF = ".gguf"
+_SAFETENSORS = ".safetensors"
 
 
 @dataclass(frozen=True)
@@ -151,6 +152,11 @@ def _to_gguf(recipe: GgufRecipe, asked: Asked, progress: Progress) -> Summary:
 
         device = device_of(asked.device)
     target = artifact_path(asked.model, recipe, asked.out)
+    if target.suffix.lower() == _SAFETENSORS:
+        raise UnsupportedError(
+            f"-o {target}: recipe {recipe.name} makes a GGUF file; choose a name that ends in "
+            f"{_GGUF}, or a recipe that makes a folder of safetensors, such as w4g128-awq"
+        )
     check_apart(target, Path(asked.model))
     check_free(target, is_folder=False, replace=_replace(asked))
     if asked.modelfile:

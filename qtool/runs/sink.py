@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from qtool import __version__
 from qtool.artifacts.stored_config import plain_config
 from qtool.checkpoints.checkpoint import Checkpoint
-from qtool.checkpoints.structure import fused_layer
+from qtool.checkpoints.structure import fused_layer, untied
 from qtool.errors import SourceError
 from qtool.formats import FORMATS
 from qtool.formats.facts import Facts, in_config
@@ -25,6 +25,7 @@ from qtool.formats.safetensors_file import (
     from_float32,
     to_float32,
 )
+from qtool.planning import heads
 from qtool.planning.fit import format_options
 from qtool.planning.plan import Plan
 from qtool.planning.planned import Planned
@@ -136,6 +137,8 @@ class Sink:
         """
         self.writer.close()
         config = plain_config(self.checkpoint.config)
+        if heads.unties(tensor.action for tensor in self.plan.tensors):
+            config = untied(config)
         facts = artifact_facts(self.plan)
         if facts is not None:
             if turned is not None:

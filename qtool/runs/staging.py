@@ -87,10 +87,12 @@ def check_out_file(out: Path, replace: Replace | None = None) -> None:
 def _require_name(out: Path) -> None:
     """UnsupportedError for nothing, `.` and `/`."""
     if not out.name:
-        raise UnsupportedError(
-            f"-o names {'the root of all folders' if out.is_absolute() else 'nothing'}; name the "
-            "folder or file to make"
+        what = (
+            "the root of all folders"
+            if out.is_absolute()
+            else "nothing but the folder that this runs in"
         )
+        raise UnsupportedError(f"-o names {what}; name the folder or file to make")
 
 
 def free_bytes(out: Path) -> int:

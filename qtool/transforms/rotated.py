@@ -19,7 +19,6 @@ Numbers are computed in float64, a part of a tensor at a time, and rounded to th
 dtype. A part that is read alone has the bytes that it has in the whole.
 """
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from math import prod
@@ -294,12 +293,7 @@ def untied(checkpoint: Checkpoint, *, stream: bool = True) -> Rotated:
         head = name, embedding
     unties = stream and refused is None
     if unties and (head is not None or config.get("tie_word_embeddings") is not False):
-        config = json.loads(json.dumps(dict(config)))
-        assert isinstance(config, dict)
-        config["tie_word_embeddings"] = False
-        inner = structure.text_config(config)
-        if inner is not config and "tie_word_embeddings" in inner:
-            inner["tie_word_embeddings"] = False  # type: ignore[index]
+        config = structure.untied(config)
     return Rotated(
         checkpoint.path,
         config,
