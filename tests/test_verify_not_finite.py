@@ -54,6 +54,20 @@ def test_one_number(recipe: str, tensor: str, what: str, number: float, tmp_path
         assert what in found.message
 
 
+def test_bounds_at_infinity(tmp_path: Path) -> None:
+    """Gemma 4 has such around linear layers of its towers, where nothing was calibrated."""
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_folder(), folder)
+    tensors = load_file(folder / "model.safetensors")
+    infinite = torch.tensor(float("inf"))
+    tensors |= {"tower.q_proj.input_min": -infinite, "tower.q_proj.input_max": infinite,
+                "tower.k_proj.input_max": torch.tensor(float("nan")),
+                "tower.layer_scalar": infinite}  # fmt: skip
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    found = [one.name for one in errors(folder) if one.check == "dense-values"]
+    assert sorted(found) == ["tower.k_proj.input_max", "tower.layer_scalar"]
+
+
 @pytest.mark.parametrize("name", ["config.json", "qtool.json", "tokenizer.json"])
 def test_a_link_to_itself(name: str, tmp_path: Path) -> None:
     folder = tmp_path / "model"
