@@ -62,7 +62,7 @@ def test_bounds_at_infinity(tmp_path: Path) -> None:
     infinite = torch.tensor(float("inf"))
     tensors |= {"tower.q_proj.input_min": -infinite, "tower.q_proj.input_max": infinite,
                 "tower.k_proj.input_max": torch.tensor(float("nan")),
-                "tower.layer_scalar": infinite}  # fmt: skip
+                "tower.layer_scalar": infinite.clone()}  # fmt: skip
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     found = [one.name for one in errors(folder) if one.check == "dense-values"]
     assert sorted(found) == ["tower.k_proj.input_max", "tower.layer_scalar"]
