@@ -108,3 +108,16 @@ def refuse_tied(recipe: Recipe, names: Iterable[str], tied: bool) -> None:
             "read as it is; remove the override, or take a GGUF recipe, which quantizes the two as "
             "one"
         )
+
+
+def said_of_their_own(untied: Mapping[str, Scheme | Dense | Dropped]) -> list[str]:
+    """What engines make of a head that config.json ties to the embedding, and that differs.
+
+    untied: what becomes of heads that config.json ties."""
+    return [
+        f"{name} differs from the embedding, to which config.json ties it: transformers and "
+        "llama.cpp take it, vLLM, SGLang and mlx-lm the embedding; if it is meant, set "
+        "tie_word_embeddings to false in the source's config.json"
+        for name, action in untied.items()
+        if isinstance(action, Dense)
+    ]

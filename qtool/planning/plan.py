@@ -220,7 +220,9 @@ def make_plan(
         names = (name for name, action in actions.items() if isinstance(action, Scheme))
         experts = (name for name in names if structure.expert_of(name) is not None)
         notes.refuse_experts(checkpoint.path, experts)
-    actions |= _untie(checkpoint, actions, compare_all)
+    untied = _untie(checkpoint, actions, compare_all)
+    actions |= untied
+    warnings += heads.said_of_their_own(untied)
     if recipe.rounding != "none" and not any(isinstance(a, Scheme) for a in actions.values()):
         reasons = Counter(a.reason for a in actions.values() if isinstance(a, Dense))
         common = "; ".join(f"{why}: {count}" for why, count in reasons.most_common(4))
