@@ -211,6 +211,7 @@ def make_plan(
     kind = str(checkpoint.config.get("model_type") or "")
     mlx.leave(recipe, kind, actions)
     mxfp4.leave(recipe, actions)
+    untied = _untie(checkpoint, actions, compare_all)  # before MLX has the embedding quantized
     heads.quantize_outside(recipe, actions, kind, heads.says_tied(checkpoint.config))
     warnings += override(recipe, actions, fused)
     no_place: Action = Dense("unknown to the model class")
@@ -220,7 +221,7 @@ def make_plan(
         names = (name for name, action in actions.items() if isinstance(action, Scheme))
         experts = (name for name in names if structure.expert_of(name) is not None)
         notes.refuse_experts(checkpoint.path, experts)
-    untied = _untie(checkpoint, actions, compare_all)
+    untied = {name: action for name, action in untied.items() if actions[name] == heads.HEAD}
     actions |= untied
     warnings += heads.said_of_their_own(untied)
     if recipe.rounding != "none" and not any(isinstance(a, Scheme) for a in actions.values()):
