@@ -183,6 +183,19 @@ def test_a_file_of_the_cache_that_was_changed(server: hub_server.HubServer) -> N
     assert download("ann/llama")["fetched_bytes"] == path.stat().st_size
 
 
+def test_what_was_compared_is_said(
+    server: hub_server.HubServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def said() -> str:
+        result = CliRunner().invoke(app, ["download", "ann/llama"], catch_exceptions=False)
+        return str(result.stdout.splitlines()[0])
+
+    assert said().endswith(" MB fetched and compared with the digests")
+    assert said().endswith("; 0.0 MB fetched")
+    monkeypatch.setenv("QTOOL_CACHE", str(tmp_path / "other"))
+    assert said().endswith("; 0.0 MB fetched, 4 files of the cache compared with their digests")
+
+
 def test_one_that_another_program_brought(
     server: hub_server.HubServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

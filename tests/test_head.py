@@ -27,7 +27,7 @@ from qtool.planning.plan import make_plan
 from qtool.recipe.recipe import load
 from qtool.runs import by_rows
 from qtool.runs.journal import Journal
-from qtool.scheme import Scheme
+from qtool.scheme import Dropped, Scheme
 from qtool.verification.engines.head import length_refused
 from qtool.verification.engines.rules import engine_findings
 from qtool.verification.matrix import _hole
@@ -82,6 +82,16 @@ def test_a_pattern_must_name_it(tmp_path: Path) -> None:
     assert undone.by_name[HEAD].scheme is None
     with pytest.raises(UnsupportedError, match="the output head, which recipes with rounded inp"):
         plan("lm_head", "w8a8-dynamic")
+
+
+def test_a_copy_of_the_embedding_is_left_out_where_that_is_quantized(tmp_path: Path) -> None:
+    """As in MLX's format: mlx-lm takes the embedding, and what `eval` measures is that."""
+    recipe = "w4g64-mlx-rtn"
+    plan = plan_of(tmp_path, header_files.llama(), recipe, tie_word_embeddings=True)
+    assert "model.embed_tokens" in quantized(plan)
+    assert isinstance(plan.by_name["lm_head.weight"].action, Dropped)
+    plan = plan_of(tmp_path, header_files.llama(), recipe, tie_word_embeddings=False)
+    assert {"model.embed_tokens", "lm_head"} < quantized(plan)
 
 
 def test_a_tied_one_is_refused(tmp_path: Path) -> None:

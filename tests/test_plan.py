@@ -325,8 +325,12 @@ def test_tied_head(tmp_path: Path) -> None:
     with (tmp_path / "model.safetensors").open("r+b") as file:
         file.seek(info.end - 1)
         file.write(b"\x01")
-    again = make_plan(load("w8-rtn"), Checkpoint.open(tmp_path)).by_name[head].action
+    assert not [said for said in plan.warnings if "tie_word_embeddings" in said]
+    kept = make_plan(load("w8-rtn"), Checkpoint.open(tmp_path))
+    again = kept.by_name[head].action
     assert isinstance(again, Dense) and "differs" in again.reason
+    (said,) = (said for said in kept.warnings if "tie_word_embeddings" in said)
+    assert "transformers takes the head, other engines the embedding" in said
     untied = plan_of(tmp_path, header_files.llama(), "w8-rtn", tie_word_embeddings=False)
     assert untied.by_name[head].reason == "output head"
 

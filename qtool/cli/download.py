@@ -41,11 +41,13 @@ def download(
         return
     size = sum(file.size or 0 for file in found.files)
     received = sum(found.received.values())
+    compared = f", {found.checked} files of the cache compared with their digests"
     typer.echo(
         printable(
             f"{found.model.repository} at {found.commit}: {len(found.files)} files, "
-            f"{size / 1e6:,.1f} MB; {received / 1e6:,.1f} MB fetched, "
-            f"{found.checked} files compared with their digests"
+            f"{size / 1e6:,.1f} MB; {received / 1e6:,.1f} MB fetched"
+            f"{' and compared with the digests' if received else ''}"
+            f"{compared if found.checked else ''}"
         )
     )
     typer.echo(printable(str(found.named or found.folder)))

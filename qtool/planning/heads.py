@@ -15,7 +15,6 @@ from qtool.scheme import Dense, Dropped, Scheme
 
 HEAD = Dense("output head")
 EMBEDDING = Dense("embedding")
-_UNLIKE = "output head; config.json ties it to"
 SAID_UNTIED = (
     "config.json says tie_word_embeddings, and the output head that is stored differs from the "
     "embedding: transformers takes the head, other engines the embedding; the artifact has the "
@@ -49,14 +48,10 @@ def says_tied(config: Mapping[str, Any]) -> bool:
     return config.get(key, text_config(config).get(key)) is True
 
 
-def unlike(embedding: str) -> Dense:
-    """A head that config.json ties to an embedding which it differs from."""
-    return Dense(f"{_UNLIKE} {embedding}, but it differs")
-
-
-def unties(actions: Iterable[object]) -> bool:
-    """Whether an artifact has such a head."""
-    return any(isinstance(one, Dense) and one.reason.startswith(_UNLIKE) for one in actions)
+def has_own(actions: Mapping[str, object]) -> bool:
+    """Whether one tensor is an output head, and an artifact has it."""
+    kept = [name for name, one in actions.items() if not isinstance(one, Dropped)]
+    return sum(outside_reason(name) == HEAD.reason for name in kept) == 1
 
 
 def of_tokens(name: str) -> bool:

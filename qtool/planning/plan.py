@@ -211,7 +211,10 @@ def make_plan(
     kind = str(checkpoint.config.get("model_type") or "")
     mlx.leave(recipe, kind, actions)
     mxfp4.leave(recipe, actions)
-    heads.quantize_outside(recipe, actions, kind, heads.says_tied(checkpoint.config))
+    untied = _untie(checkpoint, actions, compare_all)  # before MLX has the embedding quantized
+    actions |= {name: one for name, one in untied.items() if isinstance(one, Dropped)}
+    says_tied = heads.says_tied(checkpoint.config)
+    heads.quantize_outside(recipe, actions, kind, says_tied and not heads.has_own(actions))
     warnings += override(recipe, actions, fused)
     no_place: Action = Dense("unknown to the model class")
     actions |= {n: no_place for n in unknown if isinstance(actions[n], Scheme)}
@@ -220,8 +223,8 @@ def make_plan(
         names = (name for name, action in actions.items() if isinstance(action, Scheme))
         experts = (name for name in names if structure.expert_of(name) is not None)
         notes.refuse_experts(checkpoint.path, experts)
-    actions |= _untie(checkpoint, actions, compare_all)
-    if heads.unties(actions.values()):
+    actions |= {name: one for name, one in untied.items() if actions[name] == heads.HEAD}
+    if says_tied and heads.has_own(actions):
         warnings.append(heads.SAID_UNTIED)
     if recipe.rounding != "none" and not any(isinstance(a, Scheme) for a in actions.values()):
         reasons = Counter(a.reason for a in actions.values() if isinstance(a, Dense))
@@ -321,7 +324,7 @@ def _untie(
         ):
             if _equal_bytes(checkpoint, head, name, compare_all):
                 return {head: Dropped(f"tied to {name}, of which it is a copy")}
-            return {head: heads.unlike(name)}
+            return {head: Dense(f"output head; config.json ties it to {name}, but it differs")}
     return {}
 
 

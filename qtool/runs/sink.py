@@ -137,7 +137,7 @@ class Sink:
         """
         self.writer.close()
         config = plain_config(self.checkpoint.config)
-        if heads.unties(tensor.action for tensor in self.plan.tensors):
+        if heads.says_tied(config) and heads.has_own({t.name: t.action for t in self.plan.tensors}):
             config = untied(config)
         facts = artifact_facts(self.plan)
         if facts is not None:
