@@ -82,7 +82,9 @@ def lines(verdict: "Verdict") -> list[str]:
         if (n := sum(f.severity == what for f in verdict.findings))
     ]
     outcome = ", ".join(counts) or "nothing wrong"
-    what = f"{verdict.format}, {verdict.unquantized_share:.1%} of the weights unquantized"
+    share = verdict.unquantized_share
+    amount = "an unknown share" if share is None else f"{share:.1%}"
+    what = f"{verdict.format}, {amount} of the weights unquantized"
     nothing = verdict.format == "unknown" and "shapes" not in verdict.checks
     if nothing or tuple(verdict.checks) == ("readable",):
         what = "cannot be opened"

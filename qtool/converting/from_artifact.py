@@ -12,6 +12,7 @@ from qtool.artifacts.artifact import Artifact
 from qtool.artifacts.entry import Entry
 from qtool.artifacts.expert_stack import ExpertStack
 from qtool.artifacts.stored_config import plain_config, quantization_config
+from qtool.artifacts.untold import said_untold
 from qtool.checkpoints import structure
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.converting import lost
@@ -38,6 +39,8 @@ def artifact_model(path: Path, assume: str | None, *, sound: bool = True) -> Mod
                 f"{path}: --assume {assume} is about GPTQ's zeros, and this is {found.format}"
             )
         artifact = replace(artifact, found=replace(found, layout=assume))
+    if (packed := said_untold(artifact)) is not None:
+        raise UnsupportedError(f"{path}: {packed}")
     if found.format == "dense":
         raise UnsupportedError(
             f"{path}: is not quantized; `qtool quantize` does that, into GGUF too"

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from qtool.artifacts.artifact import Artifact
+from qtool.artifacts.stored_config import quantization_config
 from qtool.errors import QtoolError
 from qtool.scheme import Scheme
 from qtool.verification.by_table import other_shapes, row_of
@@ -21,7 +22,7 @@ from qtool.verification.sentences import count as counted
 from qtool.verification.subject import Subject, module_of, subject_of
 
 CHECK = "shapes"
-_TABLE = "quantization_config"
+_TABLES = ("quantization", "quantization_config")  # of config.json; MLX asks for the first
 _MOST = 16  # settings that are tried
 _BITS = (2, 3, 4, 5, 6, 8)
 _SIZES = (16, 32, 64, 128, 256, 512, 1024, -1)
@@ -55,7 +56,7 @@ def check_shapes(subject: Subject, artifact: Artifact) -> Iterator[Finding]:
         return
     names = [*subject.broken]
     if (found := other_setting(artifact, names)) is not None:
-        whole = ".".join((_TABLE, *found.path))
+        whole = ".".join(found.path)
         yield Finding(
             "error", CHECK, names[0],
             f"config.json says {whole} {found.said!r}, and the shapes of "
@@ -81,16 +82,18 @@ def check_shapes(subject: Subject, artifact: Artifact) -> Iterator[Finding]:
 def other_setting(artifact: Artifact, broken: Sequence[str]) -> Setting | None:
     """The one setting that explains the shapes of every matrix with another value; None where there
     is none, or several are."""
-    table = artifact.checkpoint.config.get(_TABLE)
-    if not isinstance(table, Mapping):
+    config = artifact.checkpoint.config
+    meant = quantization_config(artifact.checkpoint)
+    key = next((key for key in _TABLES if config.get(key) is meant), None)
+    if key is None:
         return None
     first = _only(artifact, broken[0])
     found = []
-    for path, said in islice(_settings(table, broken[0]), _MOST):
+    for path, said in islice(_settings(meant, broken[0]), _MOST):
         for value in _OTHERS[path[-1]]:
-            changed = _with(table, path, value)
+            changed = {**config, key: _with(meant, path, value)}
             if value != said and _fits(first, changed, broken[:1]):
-                found += [Setting(path, said, value)] * _fits(artifact, changed, broken)
+                found += [Setting((key, *path), said, value)] * _fits(artifact, changed, broken)
     return found[0] if len(found) == 1 else None
 
 
@@ -118,10 +121,9 @@ def _only(artifact: Artifact, module: str) -> Artifact:
     return replace(artifact, checkpoint=replace(artifact.checkpoint, tensors=own))
 
 
-def _fits(artifact: Artifact, table: Mapping[str, Any], modules: Sequence[str]) -> bool:
-    """Whether modules are matrices of codes by another table, and all others still are, of the
+def _fits(artifact: Artifact, config: Mapping[str, Any], modules: Sequence[str]) -> bool:
+    """Whether modules are matrices of codes by another config, and all others still are, of the
     shapes that the architecture has."""
-    config = {**artifact.checkpoint.config, _TABLE: table}
     try:
         changed = Artifact.of(replace(artifact.checkpoint, config=config))
     except QtoolError:

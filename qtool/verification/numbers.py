@@ -296,13 +296,17 @@ def check_convention(artifact: Artifact, matrices: Sequence[Measured]) -> Iterat
             )
         else:
             fix = "they were written by another convention: make the artifact again"
+        what, wrong = "zeros", "off by one as they are labelled, which makes"
+        if found[0].scheme.outer == "offset":
+            what, fix = "biases", AGAIN
+            wrong = "off by one scale, which makes"
         guessed = found is high or found is low
         few = guessed and 2 * len(found) < len(whole) and len(found) < _FEW_MATRICES
         of = "all" if len(found) == len(whole) else f"{len(found)} of {len(whole)}"
         yield Finding(
             "warning" if few else "error", "zero-convention", found[0].entry.name,
-            f"the zeros of {of} matrices ({some([m.entry.name for m in found])}) are off by one as "
-            f"they are labelled, which makes every weight wrong by a step; {fix}",
+            f"the {what} of {of} matrices ({some([m.entry.name for m in found])}) are {wrong} "
+            f"every weight wrong by a step; {fix}",
         )  # fmt: skip
 
 

@@ -125,7 +125,11 @@ def verify_artifact(
     if (statement := statement_of(path)) is not None:
         said += check_stated(path, statement, known)
         checks.append(STATED)
-    elif recorded is None and not _DATA.isdisjoint(checks) and verdict.unquantized_share < 1:
+    elif (
+        recorded is None
+        and not _DATA.isdisjoint(checks)
+        and verdict.unquantized_share not in (1, None)
+    ):
         said.append(digests.none_recorded(path))
     return replace(verdict, findings=(*said, *verdict.findings), checks=tuple(checks))
 
@@ -232,7 +236,7 @@ def _verdict(
         tuple(findings),
         tuple(layers),
         tuple(checks),
-        _unquantized(subject.entries.values()),
+        None if subject.untold else _unquantized(subject.entries.values()),
     )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
+from qtool.artifacts.untold import said_untold, untold
 from qtool.checkpoints import structure
 from qtool.checkpoints.layer_names import experts_of, number_of
 from qtool.checkpoints.single_experts import single_experts
@@ -44,6 +45,10 @@ def check_tensors(subject: Subject) -> Iterator[Finding]:
             "config.json has neither model_type nor architectures, so no engine knows which model "
             "it is; put the model's own beside the tensors",
         )  # fmt: skip
+    if (lost := said_untold(subject.artifact)) is not None:
+        yield Finding("error", CHECK, untold(subject.artifact)[0], lost)
+        yield from _blocks(subject)
+        return
     if others := misnamed(subject.artifact.checkpoint.tensors):
         first, wanted = next(iter(others.items()))
         yield Finding(
@@ -280,6 +285,8 @@ def check_packed(subject: Subject) -> Iterator[Finding]:
 
 def check_dtypes(subject: Subject) -> Iterator[Finding]:
     """dtypes: no weight is of a type that the config does not explain."""
+    if untold(subject.artifact):
+        return  # which check_tensors says
     odd = [
         entry
         for entry in subject.entries.values()
@@ -295,7 +302,7 @@ def check_dtypes(subject: Subject) -> Iterator[Finding]:
             f"{counted(len(odd), 'weight')} ({some([e.name for e in odd])}) stored as "
             f"{odd[0].dtype}, "
             + (
-                "and no quantization_config says what it stands for"
+                "and no quantization_config says what that stands for"
                 if said == "dense"
                 else f"of which the config ({said}) says nothing"
             )
