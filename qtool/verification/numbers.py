@@ -275,17 +275,8 @@ def check_convention(artifact: Artifact, matrices: Sequence[Measured]) -> Iterat
     then all of them together must be.
     """
     label = str(artifact.found.layout or artifact.found.format)
-    whole = [m for m in matrices if m.zeros is not None]
-    middle = [m for m in whole if m.zeros and m.zeros.v1_stores_middle]
-    less = [
-        m for m in whole
-        if m.scheme.symmetric and m.zeros and m.zeros.most == (1 << (m.scheme.bits - 1)) - 1
-    ]  # fmt: skip
-    told = [m for m in whole if not m.scheme.symmetric and _tells(m)]
-    high, low = _shifted(told, -1), _shifted(told, 1)
-    for found, truth in ((middle, "v2"), (high, "v2"), (less, "v1"), (low, "v1")):
-        if not found:
-            continue
+    whole = sum(m.zeros is not None for m in matrices)
+    for found, truth, few in other_zeros(matrices):
         if artifact.found.format == "gptq" and truth != label:
             key, names = "checkpoint_format", {"v1": "gptq", "v2": "gptq_v2"}
             if artifact.found.quant_method == "auto-round":
@@ -300,14 +291,32 @@ def check_convention(artifact: Artifact, matrices: Sequence[Measured]) -> Iterat
         if found[0].scheme.outer == "offset":
             what, fix = "biases", AGAIN
             wrong = "off by one scale, which makes"
-        guessed = found is high or found is low
-        few = guessed and 2 * len(found) < len(whole) and len(found) < _FEW_MATRICES
-        of = "all" if len(found) == len(whole) else f"{len(found)} of {len(whole)}"
+        of = "all" if len(found) == whole else f"{len(found)} of {whole}"
         yield Finding(
             "warning" if few else "error", "zero-convention", found[0].entry.name,
             f"the {what} of {of} matrices ({some([m.entry.name for m in found])}) are {wrong} "
             f"every weight wrong by a step; {fix}",
         )  # fmt: skip
+
+
+def other_zeros(
+    matrices: Sequence[Measured],
+) -> Iterator[tuple[list[Measured], str, bool]]:
+    """Matrices whose zeros are not as they are labelled, with the version of GPTQ that they are of,
+    and whether they are so few that chance may explain it."""
+    whole = [m for m in matrices if m.zeros is not None]
+    middle = [m for m in whole if m.zeros and m.zeros.v1_stores_middle]
+    less = [
+        m for m in whole
+        if m.scheme.symmetric and m.zeros and m.zeros.most == (1 << (m.scheme.bits - 1)) - 1
+    ]  # fmt: skip
+    told = [m for m in whole if not m.scheme.symmetric and _tells(m)]
+    high, low = _shifted(told, -1), _shifted(told, 1)
+    for found, truth in ((middle, "v2"), (high, "v2"), (less, "v1"), (low, "v1")):
+        guessed = found is high or found is low
+        few = guessed and 2 * len(found) < len(whole) and len(found) < _FEW_MATRICES
+        if found:
+            yield found, truth, few
 
 
 def _tells(m: Measured) -> bool:
