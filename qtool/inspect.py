@@ -23,7 +23,7 @@ from qtool.formats.safetensors_file import FLOAT_DTYPES
 from qtool.formats.safetensors_header import parse_json
 from qtool.histogram import finite_or_none, of_scales, of_values, scale_lines
 from qtool.numbered import Parts, by_kind, numbers_at, parts_of, ranges
-from qtool.printable import printable, sayable
+from qtool.printable import in_json, printable, sayable
 from qtool.record import calibrated_on, is_statistics, made_by, without_layers
 from qtool.scheme import GroupQuant, Scheme
 
@@ -355,6 +355,10 @@ def _flat(prefix: str, value: Any) -> Iterator[tuple[str, str]]:
             yield from _flat(f"{prefix}.{key}" if prefix else str(key), inner)
     elif isinstance(value, list):
         if value:
-            yield printable(prefix), printable(", ".join(map(str, value)))
+            yield printable(prefix), printable(", ".join(map(_said, value)))
     elif value not in (None, ""):
-        yield printable(prefix), printable(str(value))
+        yield printable(prefix), printable(_said(value))
+
+
+def _said(value: Any) -> str:
+    return value if isinstance(value, str) else in_json(value, 1 << 16)

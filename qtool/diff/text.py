@@ -8,7 +8,7 @@ from typing import Any
 
 from qtool.diff.diff import ABSENT, Diff, TensorDifference
 from qtool.diff.sides import CheckpointSide, Item
-from qtool.printable import printable
+from qtool.printable import in_json, printable
 from qtool.table import Table
 
 MOST = 30  # rows of a table unless all are asked for
@@ -119,5 +119,7 @@ def _said(item: Item | None) -> str:
 
 
 def _short(value: Any, most: int = 48) -> str:
-    text = printable(str(value))
+    text = printable(
+        str(value) if isinstance(value, str) or value is ABSENT else in_json(value, 1 << 16)
+    )
     return text if len(text) <= most else f"{text[:most]}..."

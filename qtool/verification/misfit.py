@@ -14,6 +14,7 @@ from typing import Any
 from qtool.artifacts.artifact import Artifact
 from qtool.artifacts.stored_config import quantization_config
 from qtool.errors import QtoolError
+from qtool.printable import in_json
 from qtool.scheme import Scheme
 from qtool.verification.by_table import other_shapes, row_of
 from qtool.verification.finding import Finding
@@ -59,9 +60,9 @@ def check_shapes(subject: Subject, artifact: Artifact) -> Iterator[Finding]:
         whole = ".".join(found.path)
         yield Finding(
             "error", CHECK, names[0],
-            f"config.json says {whole} {found.said!r}, and the shapes of "
-            f"{counted(len(names), 'matrix')} ({some(names)}) are those of {found.fits!r}, with "
-            "which every matrix fits: put that back",
+            f"config.json says {whole} {in_json(found.said)}, and the shapes of "
+            f"{counted(len(names), 'matrix')} ({some(names)}) are those of {in_json(found.fits)}, "
+            "with which every matrix fits: put that back",
         )  # fmt: skip
         return
     alike: dict[str, list[str]] = defaultdict(list)
@@ -77,6 +78,17 @@ def check_shapes(subject: Subject, artifact: Artifact) -> Iterator[Finding]:
             f"{counted(len(modules), 'matrix')} ({some(modules)}) do not fit the config; "
             f"{why}: correct the config, or {AGAIN}",
         )  # fmt: skip
+
+
+def unread(failed: Sequence[Finding]) -> Iterator[Finding]:
+    """Matrices that could not be read, of one reason in one finding."""
+    alike: dict[str, list[Finding]] = defaultdict(list)
+    for one in failed:
+        alike[one.message.replace(one.name.removesuffix(".weight"), "")].append(one)
+    for first, *others in alike.values():
+        names = [one.name for one in (first, *others)]
+        several = f"{counted(len(names), 'matrix')} ({some(names)}) cannot be read; "
+        yield replace(first, message=several * bool(others) + first.message)
 
 
 def other_setting(artifact: Artifact, broken: Sequence[str]) -> Setting | None:

@@ -200,7 +200,7 @@ def _verdict(
             )
         norms = folds.changed_norms(subject)
         matrices, compared, failed = _measure_all(subject, norms, threads, progress)
-        findings += failed
+        findings += misfit.unread(failed)
         checks.append("dense-values")
         findings += _said("dense-values", dense.check_dense(subject))
         for name, numeric in NUMERIC:
@@ -274,7 +274,8 @@ def _measure_all(
         try:
             quant = subject.artifact.read(entry.name)
         except QtoolError as problem:
-            failed[number] = Finding("error", misfit.CHECK, entry.name, str(problem))
+            why = str(problem.__cause__ or problem)  # without the path
+            failed[number] = Finding("error", misfit.CHECK, entry.name, why)
             return
         assert isinstance(quant, GroupQuant)
         with np.errstate(all="ignore"):  # what is not finite is told of by the check of scales

@@ -101,7 +101,7 @@ def subject_of(path: Path, artifact: Artifact, source: Weights | None) -> Subjec
         try:
             entries |= part.entries
         except QtoolError as error:
-            broken[module] = str(error)
+            broken[module] = str(error.__cause__ or error)  # without the path
     # Reading a matrix looks at the headers of all.
     left = {n: i for n, i in artifact.checkpoint.tensors.items() if module_of(n) not in broken}
     readable = replace(artifact, checkpoint=replace(artifact.checkpoint, tensors=left))

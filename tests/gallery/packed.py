@@ -215,7 +215,7 @@ CASES = [
            "side-config", "quantize_config.json", "group_size 128.* 64"),
     Broken("config-forgets-method", "Model-Optimizer#1173", "awq",
            config(quant_method="gptq", desc_act=False),
-           "shapes", "_proj", "quant_method 'gptq', and the shapes of 14 .* are those of 'awq'"),
+           "shapes", "_proj", 'quant_method "gptq", and the shapes of 14 .* are those of "awq"'),
     Broken("called-dense-but-packed", "fused list", "awq",
            config(modules_to_not_convert=["lm_head", "self_attn.q_proj"]),
            "dense-list", "q_proj", "stored quantized"),

@@ -8,6 +8,7 @@ from typing import Any
 
 from qtool.errors import SourceError
 from qtool.gguf.hf_config import Config, count, head_width, layer_types, number, plain_head_width
+from qtool.printable import in_json
 
 Limit = Callable[[Config], str | None]
 _SOME_DENSE = "some blocks have no experts, and it expects experts in each"
@@ -24,7 +25,9 @@ def chosen_add_up(to_one: bool) -> Limit:
 
     def check(config: Config) -> str | None:
         given = bool(config.get("norm_topk_prob"))
-        return None if given is to_one else f"norm_topk_prob is {given}, and it takes {to_one}"
+        if given is to_one:
+            return None
+        return f"norm_topk_prob is {in_json(given)}, and it takes {in_json(to_one)}"
 
     return check
 
@@ -176,7 +179,9 @@ def yarn_of_usual_slope(config: Config) -> str | None:
         return None
     for name, usual in (("beta_fast", 32.0), ("beta_slow", 1.0), ("attention_factor", None)):
         if (rope.get(name) or usual) != usual:
-            return f"{name} of the rope settings is {rope[name]}, and it does not read that"
+            return (
+                f"{name} of the rope settings is {in_json(rope[name])}, and it does not read that"
+            )
     return None
 
 
@@ -184,7 +189,8 @@ def experts_once_they_start(config: Config) -> str | None:
     last = count(config, "num_hidden_layers") - 1
     for name, usual in (("moe_layer_end_index", (None, -1, last)), ("moe_layer_interval", (1,))):
         if config.get(name) not in usual:
-            return f"{name} is {config[name]}, and it has experts in each block once they start"
+            said = in_json(config[name])
+            return f"{name} is {said}, and it has experts in each block once they start"
     return None
 
 
@@ -293,7 +299,7 @@ def taken(*settings: tuple[str, Any]) -> Limit:
     def check(config: Config) -> str | None:
         for name, usual in settings:
             if config.get(name, usual) != usual:
-                return f"{name} is {config[name]}, and it takes {usual}"
+                return f"{name} is {in_json(config[name])}, and it takes {in_json(usual)}"
         return None
 
     return check
