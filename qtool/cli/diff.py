@@ -29,7 +29,8 @@ def diff(
     for label, name in (("A", a), ("B", b)):
         with told_as(label):
             paths.append(resolve(name))
-    found = run(*paths, Progress(quiet=json_))
+    first, second = paths
+    found = run(first, second, Progress(quiet=json_))
     if json_:
         typer.echo(json.dumps(found.json(), allow_nan=False))
     else:

@@ -33,6 +33,7 @@ from qtool.verification import (
     inputs,
     misfit,
     numbers,
+    once,
     online,
     recorded,
     settings,
@@ -191,10 +192,11 @@ def _verdict(
         for name, check in STRUCTURAL:
             if name != "against" or source is not None:
                 checks.append(name)
-                findings += _said(name, check(subject))
+                findings += once.untold(findings, _said(name, check(subject)))
         if opened is not None:
             checks += [unlike_settings.CHECK, unlike_settings.VOCABULARY]
-            findings += _said(unlike_settings.CHECK, settings.check_settings(subject, opened))
+            said_so = _said(unlike_settings.CHECK, settings.check_settings(subject, opened))
+            findings += once.untold(findings, said_so)
             findings += _said(
                 unlike_settings.VOCABULARY, settings.check_vocabulary(subject, opened)
             )
