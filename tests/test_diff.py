@@ -51,7 +51,7 @@ def test_nothing_differs(tmp_path: Path) -> None:
     one, two = (folder(tmp_path / name, "awq", quant) for name in "ab")
     said = found(one, two)
     assert not said["different"] and said["same"] == 1
-    assert "no difference: 1 tensors are the same" in run(one, two)
+    assert "no difference: 1 tensor is the same" in run(one, two)
 
 
 def test_one_code_and_one_scale(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import typer
 from qtool.cli import completing
 from qtool.cli.options import Json
 from qtool.printable import printable
+from qtool.verification.sentences import count, verb
 
 
 def download(
@@ -43,9 +44,10 @@ def download(
     received = sum(found.received.values())
     typer.echo(
         printable(
-            f"{found.model.repository} at {found.commit}: {len(found.files)} files, "
+            f"{found.model.repository} at {found.commit}: {count(len(found.files), 'file')}, "
             f"{size / 1e6:,.1f} MB; {received / 1e6:,.1f} MB fetched, "
-            f"{found.checked} files compared with their digests"
+            f"{count(found.checked, 'file')} compared with "
+            f"{verb(found.checked, 'their digests', 'its digest')}"
         )
     )
     typer.echo(printable(str(found.named or found.folder)))

@@ -8,6 +8,7 @@ import typer
 
 from qtool.cli.options import Json, Threads
 from qtool.printable import printable
+from qtool.verification.sentences import count
 
 
 def push(
@@ -55,7 +56,8 @@ def push(
     size = sum(nbytes for _, nbytes in made.files)
     typer.echo(
         printable(
-            f"{made.url}: {len(made.files)} files, {size / 1e6:,.1f} MB, commit {made.commit}"
+            f"{made.url}: {count(len(made.files), 'file')}, {size / 1e6:,.1f} MB, commit "
+            f"{made.commit}"
         )
     )
     from qtool.homes.serve import of_pushed

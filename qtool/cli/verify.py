@@ -8,6 +8,7 @@ import typer
 from qtool.cli import completing
 from qtool.cli.options import Against, Json, Threads
 from qtool.printable import print_json
+from qtool.verification.sentences import count
 
 if TYPE_CHECKING:
     from qtool.verification.finding import Finding, Verdict
@@ -73,11 +74,12 @@ def lines(verdict: "Verdict") -> list[str]:
     if layers:
         middle, worst = layers[len(layers) // 2], layers[-1]
         said.append(
-            f"relative error of {len(layers)} matrices: median {middle.relative_error:.2%}, "
+            f"relative error of {count(len(layers), 'matrix')}: median "
+            f"{middle.relative_error:.2%}, "
             f"largest {worst.relative_error:.2%} ({worst.name})"
         )
     counts = [
-        f"{n} {what}{'' if n == 1 else 's'}"
+        count(n, what)
         for what in ("error", "warning")
         if (n := sum(f.severity == what for f in verdict.findings))
     ]
@@ -88,8 +90,5 @@ def lines(verdict: "Verdict") -> list[str]:
     nothing = verdict.format == "unknown" and "shapes" not in verdict.checks
     if nothing or tuple(verdict.checks) == ("readable",):
         what = "cannot be opened"
-    said.append(
-        f"{verdict.path}: {what}, {len(verdict.checks)} "
-        f"check{'s' if len(verdict.checks) > 1 else ''}: {outcome}"
-    )
+    said.append(f"{verdict.path}: {what}, {count(len(verdict.checks), 'check')}: {outcome}")
     return [printable(line) for line in said]

@@ -121,7 +121,8 @@ def _blocks(subject: Subject) -> Iterator[Finding]:
         if declared is not None and subject.entries:
             yield Finding(
                 "error", CHECK, "",
-                f"config.json says {declared} blocks, and no tensor is of a numbered block",
+                f"config.json says {counted(declared, 'block')}, and no tensor is of a numbered "
+                "block",
             )  # fmt: skip
         return
     yield from _lost_blocks(subject)
@@ -139,7 +140,7 @@ def _lost_blocks(subject: Subject) -> Iterator[Finding]:
         first = [*islice(gaps, 3)]
         yield Finding(
             "error", CHECK, first[0],
-            f"config.json says {declared:,} blocks, and {counted(lost, 'block')} "
+            f"config.json says {counted(declared, 'block')}, and {counted(lost, 'block')} "
             f"({some(first, lost)}) {'is' if lost == 1 else 'are'} not there; {AGAIN}",
         )  # fmt: skip
 
@@ -271,7 +272,7 @@ def check_packed(subject: Subject) -> Iterator[Finding]:
         names = [name for group in alone.values() for name in group]
         whole = [m for m in alone if f"{m}.weight" in subject.present]
         why = (
-            f"which is stored dense as {whole[0]}.weight"
+            f"{verb(len(whole), 'which are', 'which is')} stored dense (as {whole[0]}.weight)"
             if whole
             else "of which there are no codes"
         )
@@ -299,8 +300,8 @@ def check_dtypes(subject: Subject) -> Iterator[Finding]:
         said = subject.artifact.found.format
         yield Finding(
             "error", "dtypes", odd[0].name,
-            f"{counted(len(odd), 'weight')} ({some([e.name for e in odd])}) stored as "
-            f"{odd[0].dtype}, "
+            f"{counted(len(odd), 'weight')} ({some([e.name for e in odd])}) "
+            f"{verb(len(odd), 'are', 'is')} stored as {odd[0].dtype}, "
             + (
                 "and no quantization_config says what that stands for"
                 if said == "dense"
