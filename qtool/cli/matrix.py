@@ -49,7 +49,7 @@ def matrix(
     length: SampleLength = None,
     seed: Seed = None,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", help="key=value put over each recipe's own")
+        list[str] | None, typer.Option("--set", help="key=value in place of each recipe's own")
     ] = None,
     error_aware: Annotated[
         bool,

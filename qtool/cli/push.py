@@ -22,7 +22,7 @@ def push(
         typer.Option("--replace", help="remove files of another model that lie there"),
     ] = False,
     revision: Annotated[str, typer.Option(help="a branch; made where it is not there")] = "main",
-    message: Annotated[str | None, typer.Option(help="of the commit")] = None,
+    message: Annotated[str | None, typer.Option(help="what the commit is called")] = None,
     eval_: Annotated[
         list[Path] | None,
         typer.Option(

@@ -22,11 +22,12 @@ def verify(
     engine: Annotated[
         str | None,
         typer.Option(
-            help="vllm, sglang, transformers, llama.cpp, exllama or mlx-lm",
+            help="and whether it would load it: vllm, sglang, transformers, llama.cpp, exllama or "
+            "mlx-lm",
             autocompletion=completing.engines,
         ),
     ] = None,
-    tp: Annotated[int, typer.Option(min=1, help="GPUs that the engine splits it over")] = 1,
+    tp: Annotated[int, typer.Option(min=1, help="GPUs that the engine shares it between")] = 1,
     strict: Annotated[
         bool,
         typer.Option(

@@ -178,7 +178,8 @@ CASES = [
     Broken("infinite-scale", "AutoAWQ#724", "gptq", scale(float("inf")),
            "scales", DOWN, "NaN or infinite"),
     Broken("zero-scale", "AutoAWQ#458", "awq", scale(0.0), "scales", DOWN, "scales is 0"),
-    Broken("negative-scale", "AutoAWQ#724", "gptq", scale(-0.01), "scales", DOWN, "scales is negative"),
+    Broken("negative-scale", "AutoAWQ#724", "gptq", scale(-0.01), "scales", DOWN,
+           "scales is negative"),
     Broken("one-code-everywhere", "AutoAWQ#498", "gptq", values(f"{GATE}.qweight", _same),
            "codes", GATE, "every code is 3"),
     Broken(
