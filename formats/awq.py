@@ -48,6 +48,7 @@ from qtool.formats.facts import (
 )
 from qtool.formats.gptq_dynamic import overridden
 from qtool.formats.safetensors_file import TensorSpec
+from qtool.printable import in_json
 from qtool.scheme import GroupQuant, Scheme
 
 if TYPE_CHECKING:
@@ -357,7 +358,10 @@ def detect(config: Mapping[str, Any]) -> ArtifactScheme | None:
     version = first(config, "version", "checkpoint_format", "format")
     name = str("gemm" if version is None else version).lower().replace("-", "_")
     if name not in LAYOUTS:
-        raise FormatError(f"quantization_config: awq version {version!r} is not known")
+        raise FormatError(
+            f"quantization_config: awq version {in_json(version)} is not known; there are "
+            f"{', '.join(LAYOUTS)}"
+        )
     meta = config.get("meta")
     symmetric = config.get("sym") is True or config.get("zero_point") is False
     if isinstance(meta, dict) and meta.get("symmetric") is True:

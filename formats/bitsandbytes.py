@@ -25,6 +25,7 @@ from qtool.formats.facts import ArtifactScheme, Facts, Look, Options, left_out, 
 from qtool.formats.other_names import names
 from qtool.formats.patterns import any_of, matches
 from qtool.formats.safetensors_header import TensorSpec
+from qtool.printable import in_json
 from qtool.scheme import GroupQuant, Scheme
 
 if TYPE_CHECKING:
@@ -76,7 +77,8 @@ def threshold_of(config: Mapping[str, Any]) -> float:
     value = config.get("llm_int8_threshold", THRESHOLD)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e30:
         raise FormatError(
-            f"quantization_config: llm_int8_threshold is {value!r:.40}; expected a number from 0 on"
+            f"quantization_config: llm_int8_threshold is {in_json(value)}; expected a number "
+            "from 0 on"
         )
     return float(value)
 

@@ -24,6 +24,7 @@ from qtool.formats.compressed_tensors_targets import targets_of
 from qtool.formats.facts import ArtifactScheme, Facts, Group, left_out, names_of, whole
 from qtool.formats.other_names import expressions
 from qtool.formats.patterns import any_of, matches
+from qtool.printable import in_json
 from qtool.scheme import Scheme
 
 NAME = "compressed-tensors"
@@ -59,7 +60,7 @@ def detect(config: Mapping[str, Any]) -> ArtifactScheme | None:
         where = f"config_groups.{name}"
         if not isinstance(group, Mapping):
             raise FormatError(
-                f"quantization_config: {where} is {type(group).__name__}; expected an object"
+                f"quantization_config: {where} is {in_json(group)}; expected an object"
             )
         weights = group.get("weights")
         if weights is None:
@@ -82,7 +83,7 @@ def _scheme(where: str, weights: object, layout: str) -> Scheme | None:
     """The scheme that a group's `weights` tell; None where it is one that is not decoded here."""
     if not isinstance(weights, Mapping):
         raise FormatError(
-            f"quantization_config: {where}.weights is {type(weights).__name__}; expected an object"
+            f"quantization_config: {where}.weights is {in_json(weights)}; expected an object"
         )
     bits = whole(weights.get("num_bits", 8), f"{where}.weights.num_bits", 1, 64)
     kind = str(weights.get("type") or "int").lower()
@@ -93,8 +94,8 @@ def _scheme(where: str, weights: object, layout: str) -> Scheme | None:
         strategy = "tensor" if size is None else "channel" if size == -1 else "group"
     if strategy not in _STRATEGIES:
         raise FormatError(
-            f"quantization_config: {where}.weights.strategy is {strategy!r}; expected one of "
-            f"{', '.join(_STRATEGIES)}"
+            f"quantization_config: {where}.weights.strategy is {in_json(weights['strategy'])}; "
+            f"expected one of {', '.join(_STRATEGIES)}"
         )
     rows, columns = 1, -1
     if strategy == "tensor":
@@ -123,8 +124,8 @@ def _block(where: str, value: object) -> tuple[int, int]:
         value = [int(part) if part.isdecimal() else part for part in value.split("x")]
     if not isinstance(value, list) or len(value) != 2:
         raise FormatError(
-            f"quantization_config: {where}.weights.block_structure is {value!r}; expected rows and "
-            "columns"
+            f"quantization_config: {where}.weights.block_structure is {in_json(value)}; expected "
+            "rows and columns"
         )
     rows, columns = (whole(v, f"{where}.weights.block_structure", 1, _WIDEST) for v in value)
     return rows, columns

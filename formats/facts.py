@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from qtool.checkpoints.layer_names import experts_of, is_head
 from qtool.errors import FormatError
+from qtool.printable import in_json
 from qtool.scheme import Scheme
 
 if TYPE_CHECKING:
@@ -159,7 +160,9 @@ def first(config: Mapping[str, object], *keys: str) -> object:
 def whole(value: object, what: str, low: int, high: int) -> int:
     """A whole number from a config, within bounds."""
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise FormatError(f"quantization_config: {what} is {value!r}; expected {low} to {high}")
+        raise FormatError(
+            f"quantization_config: {what} is {in_json(value)}; expected {low} to {high}"
+        )
     return value
 
 

@@ -36,6 +36,7 @@ from qtool.formats.facts import (
     whole,
 )
 from qtool.formats.safetensors_header import TensorSpec
+from qtool.printable import in_json
 from qtool.scheme import GroupQuant, Scheme
 
 if TYPE_CHECKING:
@@ -96,7 +97,8 @@ def detect(config: Mapping[str, Any]) -> ArtifactScheme | None:
     if block is not None:
         if not isinstance(block, list) or len(block) != 2:
             raise FormatError(
-                f"quantization_config: weight_block_size is {block!r}; expected rows and columns"
+                f"quantization_config: weight_block_size is {in_json(block)}; expected rows and "
+                "columns"
             )
         rows, columns = (whole(v, "weight_block_size", 1, 1 << 24) for v in block)
     scheme = Scheme(8, columns, True, "float32", "e4m3", rows)

@@ -29,6 +29,7 @@ from qtool.errors import SourceError
 from qtool.formats.gguf_arrays import StoredArray
 from qtool.formats.gguf_cursor import Cursor, Read
 from qtool.formats.gguf_values import STRUCT, Kind, Value
+from qtool.formats.instead import no_weights
 from qtool.gguf_types import TENSOR_TYPES, BlockType
 
 MAX_KEYS = 4_096
@@ -145,7 +146,7 @@ def _parse(cursor: Cursor, path: Path) -> Header:
 def _version(cursor: Cursor) -> int:
     """2 or 3, after the magic."""
     if not cursor.size:
-        raise cursor.error("the file is empty")
+        raise cursor.error("the file is empty: fetch it again")
     head = bytes(cursor.data[cursor.take(4, "the magic") :][:4])
     if head != b"GGUF":
         if head in _OLD_MAGICS:
@@ -155,8 +156,8 @@ def _version(cursor: Cursor) -> int:
             )
         if head == b"FUGG":
             raise cursor.error(_BIG_ENDIAN)
-        if head == b"vers":
-            raise cursor.error("a pointer of Git LFS, not the file itself; run `git lfs pull`")
+        if (other := no_weights(bytes(cursor.data[:8]))) is not None:
+            raise cursor.error(other)
         raise cursor.error(f"begins with {head!r}, expected b'GGUF': no GGUF file")
     version = cursor.u32("the version")
     if version in (2, 3):

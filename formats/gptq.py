@@ -39,6 +39,7 @@ from qtool.formats.facts import (
 )
 from qtool.formats.gptq_dynamic import dynamic, negative, overridden
 from qtool.formats.safetensors_file import TensorSpec
+from qtool.printable import in_json
 from qtool.scheme import GroupQuant, Scheme
 
 if TYPE_CHECKING:
@@ -171,7 +172,10 @@ def scheme_in(module: str, look: Look, found: ArtifactScheme) -> tuple[Scheme, t
 def unpack(module: str, get: Callable[[str], NDArray[Any]], found: ArtifactScheme) -> GroupQuant:
     """Read one matrix; `get` gives a stored tensor by name, KeyError where there is none."""
     if found.layout not in CHECKPOINT_FORMATS:
-        raise UnsupportedError(f"{module}: checkpoint_format {found.layout!r} is not read here")
+        raise UnsupportedError(
+            f"{module}: checkpoint_format {in_json(found.layout)} is not known; there are gptq and "
+            "gptq_v2"
+        )
     tensors = read_all(module, get, ("qweight", "qzeros", "scales", "g_idx"))
     scheme, (rows, columns) = scheme_in(module, tensors.get, found)
     width = scheme.bits

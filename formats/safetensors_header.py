@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from qtool.errors import FormatError, SourceError
 from qtool.formats.dtypes import DTYPE_BITS, byte_size
+from qtool.formats.instead import kind_of, no_weights, why_not
 
 if TYPE_CHECKING:
     import numpy as np
@@ -36,7 +37,6 @@ else:
 
 MAX_HEADER_BYTES = 100_000_000  # the limit of the reference implementation
 MAX_JSON_BYTES = 100_000_000  # for the JSON files that lie beside the weights
-_LONGEST_POINTER = 1024  # bytes, of Git LFS
 MAX_JSON_DEPTH = 100  # objects and lists within each other
 # What Python makes of JSON may be so many times as large as the text, and so much larger: headers,
 # indexes and configs take 4 to 9 times. Of a tokenizer, words and pairs of a few letters take 20
@@ -155,9 +155,9 @@ def parse_json(data: bytes, where: str, margin: int = JSON_MARGIN) -> dict[str, 
     except RecursionError:
         raise FormatError(f"{where}: the JSON is nested too deeply") from None
     except ValueError as error:
-        raise FormatError(f"{where}: not valid JSON ({error})") from None
+        raise FormatError(f"{where}: not valid JSON ({why_not(data, error)})") from None
     if not isinstance(found, dict):
-        raise FormatError(f"{where}: expected a JSON object, found {type(found).__name__}")
+        raise FormatError(f"{where}: expected a JSON object, found {kind_of(found)}")
     halves = _HALF_PAIR.search(data) is not None  # maybe: such an escape may have its other half
     # Whatever walks through it later calls itself once for each level.
     level: list[Any] = [found]
@@ -274,17 +274,15 @@ def parse_header(
             f"{where}: {size} bytes are too few for a safetensors file; fetch it again"
         )
     head = read(0, 8)
-    if head == b"version " and size < _LONGEST_POINTER:
-        raise FormatError(
-            f"{where}: a pointer of Git LFS, not the file itself; run `git lfs pull` there"
-        )
     if head[:4] == b"GGUF":
         raise FormatError(f"{where}: a GGUF file, whatever its name is, where safetensors belong")
     length = int.from_bytes(head, "little")
+    if length > size - 8 and (other := no_weights(head)) is not None:
+        raise FormatError(f"{where}: {other}")
     if length > size - 8:
         raise FormatError(
             f"{where}: no safetensors file, or a truncated one: its first bytes say that the "
-            f"header is {length} bytes long, and the file has {size}"
+            f"header is {length} bytes long, and the file has {size}; fetch it again"
         )
     if length > most:
         raise FormatError(f"{where}: a header of {length} bytes; at most {most} are read")

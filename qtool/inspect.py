@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from qtool.artifacts.artifact import Artifact, one_by_one
 from qtool.artifacts.entry import Entry
 from qtool.artifacts.stored_config import quantization_config
+from qtool.artifacts.untold import said_untold
 from qtool.checkpoints.layer_names import experts_of
 from qtool.errors import FormatError
 from qtool.formats import gptq_zeros
@@ -22,7 +23,7 @@ from qtool.formats.safetensors_file import FLOAT_DTYPES
 from qtool.formats.safetensors_header import parse_json
 from qtool.histogram import finite_or_none, of_scales, of_values, scale_lines
 from qtool.numbered import Parts, by_kind, numbers_at, parts_of, ranges
-from qtool.printable import printable, sayable
+from qtool.printable import in_json, printable, sayable
 from qtool.record import calibrated_on, is_statistics, made_by, without_layers
 from qtool.scheme import GroupQuant, Scheme
 
@@ -53,8 +54,11 @@ class Inspection:
         return 8 * self.tensor_bytes / self.parameters if self.parameters else 0.0
 
     @property
-    def unquantized_share(self) -> float:
-        """Share of the numbers that are stored dense."""
+    def unquantized_share(self) -> float | None:
+        """Share of the numbers that are stored dense; None where nothing tells how many there are
+        in what is packed."""
+        if said_untold(self.artifact) is not None:
+            return None
         return self.unquantized / self.parameters if self.parameters else 0.0
 
     @property
@@ -100,12 +104,15 @@ class Inspection:
             lines.append(("KV cache", cache))
         if (turned := turns_text(quantization_config(self.artifact.checkpoint))) is not None:
             lines.append(("rotated as it runs", turned))
-        lines += [
-            *self._size,
-            ("parameters", f"{self.parameters:,}"),
-            ("bits per weight", f"{self.bits_per_weight:.3f}"),
-            ("left unquantized", f"{100 * self.unquantized_share:.1f} % of the weights"),
-        ]
+        lines += self._size
+        if (lost := said_untold(self.artifact)) is not None:
+            lines.append(("not told", printable(lost)))
+        if (share := self.unquantized_share) is not None:
+            lines += [
+                ("parameters", f"{self.parameters:,}"),
+                ("bits per weight", f"{self.bits_per_weight:.3f}"),
+                ("left unquantized", f"{100 * share:.1f} % of the weights"),
+            ]
         if (wide := _wide(self.entries)) is not None:
             lines.append(("codes", wide))
         if self.artifact.unreadable:
@@ -348,6 +355,10 @@ def _flat(prefix: str, value: Any) -> Iterator[tuple[str, str]]:
             yield from _flat(f"{prefix}.{key}" if prefix else str(key), inner)
     elif isinstance(value, list):
         if value:
-            yield printable(prefix), printable(", ".join(map(str, value)))
+            yield printable(prefix), printable(", ".join(map(_said, value)))
     elif value not in (None, ""):
-        yield printable(prefix), printable(str(value))
+        yield printable(prefix), printable(_said(value))
+
+
+def _said(value: Any) -> str:
+    return value if isinstance(value, str) else in_json(value, 1 << 16)

@@ -18,6 +18,12 @@ def size(nbytes: float) -> str:
     return f"{nbytes / 1e9:.2f} GB" if nbytes >= 1e10 else f"{nbytes / 1e6:.1f} MB"
 
 
+def in_json(value: Any, most: int = 80) -> str:
+    """A value as JSON has it (null, true, "text"), cut where it is long."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= most else f"{text[:most]}..."
+
+
 def sayable(value: Any) -> Any:
     """A value of JSON; infinities and NaN, which Python reads in it and JSON lacks, as words."""
     if isinstance(value, list):

@@ -279,12 +279,12 @@ def test_synonyms(config: dict[str, Any], scheme: Scheme, layout: str) -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"bits": "4"}, "bits is '4'"),
-        ({"bits": True}, "bits is True"),
-        ({"bits": None}, "bits is None"),
+        ({"bits": "4"}, 'bits is "4"'),
+        ({"bits": True}, "bits is true"),
+        ({"bits": None}, "bits is null"),
         ({"group_size": 0}, "group_size is 0"),
         ({"group_size": -2}, "group_size is -2"),
-        ({"version": "marlin"}, "awq version 'marlin'"),
+        ({"version": "marlin"}, 'awq version "marlin"'),
     ],
 )
 def test_a_config_that_makes_no_sense(change: dict[str, Any], sentence: str) -> None:

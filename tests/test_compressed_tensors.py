@@ -293,13 +293,13 @@ def test_what_is_not_decoded_is_still_named(config: dict[str, Any]) -> None:
     [
         (config_of("pack-quantized") | {"config_groups": [1]}, "config_groups is no object"),
         (config_of("pack-quantized") | {"config_groups": {"W4A16": ["Linear"]}},
-         "config_groups.W4A16 is list; expected an object"),
-        (config_of("pack-quantized", group(4) | {"num_bits": "4"}), "num_bits is '4'"),
+         r'config_groups.W4A16 is \["Linear"\]; expected an object'),
+        (config_of("pack-quantized", group(4) | {"num_bits": "4"}), 'num_bits is "4"'),
         (config_of("pack-quantized", group(4) | {"group_size": 0}), "group_size is 0"),
-        (config_of("pack-quantized", group(4) | {"strategy": "rows"}), "strategy is 'rows'"),
-        (config_of("float-quantized", FP8 | {"strategy": "block"}), "block_structure is None"),
+        (config_of("pack-quantized", group(4) | {"strategy": "rows"}), 'strategy is "rows"'),
+        (config_of("float-quantized", FP8 | {"strategy": "block"}), "block_structure is null"),
         (config_of("float-quantized", FP8 | {"strategy": "block", "block_structure": "9xa"}),
-         "block_structure is 'a'"),
+         'block_structure is "a"'),
     ],
 )  # fmt: skip
 def test_configs_that_make_no_sense(config: dict[str, Any], sentence: str) -> None:

@@ -51,7 +51,7 @@ def test_nothing_differs(tmp_path: Path) -> None:
     one, two = (folder(tmp_path / name, "awq", quant) for name in "ab")
     said = found(one, two)
     assert not said["different"] and said["same"] == 1
-    assert "no difference: 1 tensors are the same" in run(one, two)
+    assert "no difference: 1 tensor is the same" in run(one, two)
 
 
 def test_one_code_and_one_scale(tmp_path: Path) -> None:
@@ -291,8 +291,21 @@ def test_blocks_of_scales(tmp_path: Path) -> None:
             assert np.array_equal(part_of(quant, first, last).dequantize(), expected[first:last])
 
 
-def test_errors(tmp_path: Path) -> None:
+def test_errors_say_which_side_is_meant(tmp_path: Path) -> None:
     shutil.copytree(tiny_folder(), tmp_path / "m")
     (tmp_path / "m" / "model.safetensors").write_bytes(b"x")
-    result = CliRunner().invoke(app, ["diff", "tiny", str(tmp_path / "m")])
-    assert "too few for a safetensors file" in str(result.exception)
+    broken, gone, words = str(tmp_path / "m"), str(tmp_path / "gone"), str(tmp_path / "words")
+    (tmp_path / "words").mkdir()
+    quants = {Q: random_quant(Scheme(4, 32, False), 64, 64)}
+    write_folder(tmp_path / "words", "awq", quants, {})
+    config = json.loads((tmp_path / "words" / "config.json").read_text())
+    config["quantization_config"]["group_size"] = 16
+    (tmp_path / "words" / "config.json").write_text(json.dumps(config))
+    for pair, said in (
+        (("tiny", broken), f"B: {broken}/model.safetensors: 1 bytes are too few"),
+        ((broken, "tiny"), f"A: {broken}/model.safetensors: 1 bytes are too few"),
+        ((gone, "tiny"), f"A: {gone}: no such file"),
+        (("tiny", words), f"B: {words}: {Q}.qzeros: the shape is"),
+    ):
+        result = CliRunner().invoke(app, ["diff", *pair])
+        assert str(result.exception).startswith(said)

@@ -83,8 +83,8 @@ def test_a_swept_block_is_what_the_file_says(
     ("change", "said"),
     [
         ({"ssm_multipliers": [1.0] * 4}, r"ssm_multipliers is .*, expected 5 numbers"),
-        ({"mlp_multipliers": [1.0, None]}, "mlp_multipliers is 'None', expected a number"),
-        ({"key_multiplier": "1"}, "key_multiplier is '1', expected a number"),
+        ({"mlp_multipliers": [1.0, None]}, "mlp_multipliers is null, expected a number"),
+        ({"key_multiplier": "1"}, 'key_multiplier is "1", expected a number'),
         ({"mamba_norm_before_gate": True}, "mamba_norm_before_gate is true"),
         ({"tie_word_embeddings": True}, "the head is the embedding, multiplied by lm_head_mult"),
         ({"mamba_conv_bias": False}, "mamba_conv_bias is false"),

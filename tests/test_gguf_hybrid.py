@@ -125,7 +125,7 @@ def test_what_llama_cpp_does_not_compute(change: dict[str, Any], said: str) -> N
     [
         ({"conv_bias": True}, "conv_bias is true"),
         ({"head_dim": 32}, "head_dim is 32"),
-        ({"norm_topk_prob": False}, "norm_topk_prob is False"),
+        ({"norm_topk_prob": False}, "norm_topk_prob is false"),
         ({"use_expert_bias": False}, "use_expert_bias is false"),
         ({"routed_scaling_factor": 2.5}, "routed_scaling_factor is 2.5, and it takes 1.0"),
     ],

@@ -160,7 +160,7 @@ _REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"rope_interleave": False}, "it rotates neighbours"),
     ({"moe_layer_freq": 2}, "moe_layer_freq is 2"),
     ({"num_hidden_layers": 27, "first_k_dense_replace": 27}, "with 27 blocks it takes none"),
-    ({"architectures": ["DeepseekV2ForCausalLM"], "norm_topk_prob": True}, "norm_topk_prob is Tr"),
+    ({"architectures": ["DeepseekV2ForCausalLM"], "norm_topk_prob": True}, "norm_topk_prob is tr"),
 ]
 
 

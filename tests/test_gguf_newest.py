@@ -31,7 +31,7 @@ REFUSED: dict[str, tuple[tuple[dict[str, Any], str], ...]] = {
         ({"output_gate_type": "silu"}, "output_gate_type is silu"),
         ({"ple_layer_ids": [1, 2]}, "2 blocks with n-grams, and it takes one"),
         ({"seed": 5}, "layer_multipliers holds other numbers"),
-        ({"norm_topk_prob": False}, "norm_topk_prob is False"),
+        ({"norm_topk_prob": False}, "norm_topk_prob is false"),
     ),
     "laguna": (
         ({"moe_router_logit_softcapping": 5.0}, "softcapping is 5.0"),

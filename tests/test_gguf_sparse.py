@@ -84,7 +84,7 @@ _REFUSED: list[tuple[str, dict[str, Any], type[QtoolError], str]] = [
     (_DOTS, {}, UnsupportedError, "there are 2 heads of keys, and it takes as many as heads"),
     (_DOTS, {"attention_bias": True}, UnsupportedError, "it has no bias behind the attention"),
     (_OLMOE, {"clip_qkv": 8.0}, UnsupportedError, "clip_qkv is 8.0, and it clips nothing"),
-    (_OLMOE, {"norm_topk_prob": True}, UnsupportedError, "norm_topk_prob is True"),
+    (_OLMOE, {"norm_topk_prob": True}, UnsupportedError, "norm_topk_prob is true"),
 ]
 
 

@@ -38,7 +38,7 @@ HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
     "broken json": ({"tokenizer.json": '{"model": '}, r"tokenizer\.json: not valid JSON \("),
     "deep json": ({"tokenizer.json": "[" * 100_000}, "nested too deeply"),
     "not utf-8": ({"tokenizer.json": b'{"model": "\xff"}'}, r"tokenizer\.json: not valid JSON \("),
-    "a list": ({"tokenizer.json": []}, "expected a JSON object, found list"),
+    "a list": ({"tokenizer.json": []}, "expected a JSON object, found a list"),
     "no model": ({"tokenizer.json": {}}, "has no 'model' object"),
     "other model": (_json(type="WordPiece"), "its model is 'WordPiece'; qtool writes BPE and"),
     "no vocabulary": (_json(vocab={}), r"has no vocabulary \(model\.vocab\)"),
@@ -64,7 +64,7 @@ HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
         "gives the added token '<|end|>' id 7, but the tokenizers library gives it 0",
     ),
     "added without id": (_json(added_tokens=[{"content": "x"}]), "lacks an id or a content"),
-    "added no list": (_json(added_tokens={"a": 1}), "'added_tokens' is a dict, expected a list"),
+    "added no list": (_json(added_tokens={"a": 1}), 'added_tokens is {"a": 1}, expected a list'),
     "added on a used id": (
         _json(
             vocab={t: n + 1 for t, n in _vocab().items()}, added_tokens=[small.added(SIZE, "x<")]

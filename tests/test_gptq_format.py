@@ -311,7 +311,7 @@ def test_other_writers_configs(config: dict[str, Any], scheme: Scheme, layout: s
 
 def test_a_layout_that_is_not_decoded_is_named() -> None:
     stored = gptq.pack("m", random_quant(FOUR, 32, 128), V1)
-    with pytest.raises(UnsupportedError, match="checkpoint_format 'marlin' is not read"):
+    with pytest.raises(UnsupportedError, match='checkpoint_format "marlin" is not known'):
         gptq.unpack("m", stored.__getitem__, found(FOUR, "marlin"))
 
 

@@ -160,7 +160,7 @@ def test_random_damage_gives_a_sentence_or_a_checkpoint(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("index", "sentence"),
     [
-        (b"[]", "expected a JSON object, found list"),
+        (b"[]", "expected a JSON object, found a list"),
         (b"{}", "has no weight_map"),
         (b'{"weight_map": {}}', "has no weight_map"),
         (b'{"weight_map": {"w": 3}}', "'w' is 3, not a name"),
@@ -208,7 +208,7 @@ def change_config(folder: Path, **changes: Any) -> None:
         ("awq", {"group_size": 16}, r"a.qzeros: the shape is \[2, 1\]; expected \[4, 1\]"),
         ("awq", {"version": "gemv"}, "in_features 8 is not divisible"),
         ("awq", {"bits": 10**30}, "bits is"),
-        ("gptq", {"bits": "many"}, "bits is 'many'"),
+        ("gptq", {"bits": "many"}, 'bits is "many"'),
         ("gptq", {"bits": 99}, "bits is 99"),
     ],
 )

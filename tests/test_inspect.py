@@ -311,7 +311,7 @@ def test_what_an_artifact_was_calibrated_on_is_one_line(awq_folder: Path) -> Non
           "calibration.seed: -5", "calibration.precision: 7"]),
         ({"samples": "many", "length": 64},
          ["calibration.samples: many", "calibration.length: 64"]),
-        ({"samples": True, "length": 64}, ["calibration.samples: True"]),
+        ({"samples": True, "length": 64}, ["calibration.samples: true"]),
         ("none", ["calibration: none"]),
     ]:  # fmt: skip
         text = json.dumps({**record, "calibration": calibration})

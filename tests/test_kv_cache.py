@@ -163,7 +163,7 @@ def test_verify_knows_the_scales(text: Path, tmp_path: Path) -> None:
     name = "model.layers.1.self_attn.k_scale"
     for number, (value, said) in enumerate(
         [
-            (None, "1 of them are missing"),
+            (None, "1 of them is missing"),
             ([[[0.1]], [[0.0]]], f"{name} is 0.0"),
             ([[[np.nan]], [[0.5]]], f"{name} is nan"),
             ([0.1], f"{name} has 1 number"),

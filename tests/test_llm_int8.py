@@ -134,7 +134,7 @@ def test_what_is_refused() -> None:
         assert said in str(caught.value)
     scheme = recipes.load("int8-llmint8", ["weights.group_size=64"]).scheme
     assert "one scale a row" in str(bitsandbytes.supports(scheme, (8, 64), bitsandbytes.choose([])))
-    with pytest.raises(FormatError, match="llm_int8_threshold is 'six'"):
+    with pytest.raises(FormatError, match='llm_int8_threshold is "six"'):
         bitsandbytes.threshold_of({"llm_int8_threshold": "six"})
     assert "no column is an outlier" in outliers.note([], 6.0)
     assert "3 columns of 2 inputs" in outliers.note(

@@ -45,7 +45,7 @@ def test_experts_of_a_block_are_one_layer_for_engines(tmp_path: Path) -> None:
     other = "overrides=[{match: 'model.layers.1.*.down_proj', weights: {bits: 8}}]"
     note, said = plan_of(tmp_path, shapes, "w4g128-gptq", other).warnings
     assert note.startswith("note: transformers 5 has the experts of a block in one parameter")
-    assert said.startswith("1 layers that vLLM and SGLang fuse have parts stored differently")
+    assert said.startswith("1 layer that vLLM and SGLang fuse has parts stored differently")
     both = "overrides=[{match: 'model.layers.1.*experts.*', weights: {bits: 8}}]"
     assert plan_of(tmp_path, shapes, "w4g128-gptq", both).warnings == (note,)
     assert not plan_of(tmp_path, shapes, "w8a16-ct").warnings

@@ -51,6 +51,7 @@ def test_sentences() -> None:
     assert some(["a", "b", "c"]) == "a, b, c"
     assert some([*"abcde"]) == "a, b, c and 2 more"
     assert [count(n, "matrix") for n in (1, 2000)] == ["1 matrix", "2,000 matrices"]
+    assert [count(n, "bias") for n in (1, 2)] == ["1 bias", "2 biases"]
 
 
 def test_the_command(

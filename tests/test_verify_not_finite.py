@@ -29,13 +29,13 @@ def errors(folder: Path, against: Path | None = None) -> list[Finding]:
     ("recipe", "tensor", "what"),
     [
         ("w4g64-mlx-rtn", "biases",
-         "1 of its 3072 biases are NaN or infinite (the first: row 1, columns 192 to 255)"),
+         "1 of 3,072 biases is NaN or infinite (the first: row 1, columns 192 to 255)"),
         ("w4g64-mlx-rtn", "scales",
-         "1 of 3072 scales are NaN or infinite (the first: row 1, columns 192 to 255)"),
+         "1 of 3,072 scales is NaN or infinite (the first: row 1, columns 192 to 255)"),
         ("w4g128-awq", "scales",
-         "1 of 1536 scales are NaN or infinite (the first: row 7, columns 0 to 127)"),
+         "1 of 1,536 scales is NaN or infinite (the first: row 7, columns 0 to 127)"),
         ("w4g128-rtn", "scales",
-         "1 of 1536 scales are NaN or infinite (the first: row 7, columns 0 to 127)"),
+         "1 of 1,536 scales is NaN or infinite (the first: row 7, columns 0 to 127)"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])

@@ -98,7 +98,7 @@ def test_rows_of_zeros_may_have_the_scale_0(tmp_path: Path) -> None:
     tensors[f"{name}.SCB"] = ("F32", scales)
     path = other.folder(tmp_path / "lost", tensors, other.INT8)
     ((severity, words),) = said(verify_artifact(path, threads=1))
-    assert severity == "error" and "1 of 512 scales are 0" in words
+    assert severity == "error" and "1 of 512 scales is 0" in words
 
 
 def test_rows_that_are_clipped_are_no_folds(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ JSON only.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
@@ -22,13 +23,12 @@ from qtool.artifacts.entry import (
     undecoded,
     unpacked,
 )
-from qtool.artifacts.stored_config import guessed, quantization_config
+from qtool.artifacts.stored_config import detected, guessed, quantization_config
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import FormatError, SourceError, UnsupportedError
 from qtool.formats import (
     FORMATS,
     ArtifactScheme,
-    detect,
     mlx,
     mlx_experts,
     mlx_fused,
@@ -70,7 +70,7 @@ class Artifact:
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> Artifact:
         """The same of an opened checkpoint."""
-        found = detect(quantization_config(checkpoint))
+        found = detected(checkpoint)
         if found.format in ("mlx", "dense"):  # mlx-lm's plain files, too
             checkpoint = experts_apart(checkpoint)
         packed = [name for name in checkpoint.tensors if name.endswith(".qweight")]
@@ -180,11 +180,20 @@ class Artifact:
         scheme: Scheme | str = self.found.format
         if self.decoded:
             module_format = FORMATS[self.found.format]
-            scheme, shape = module_format.scheme_in(module, self._look, self.found)
+            with self._placed():
+                scheme, shape = module_format.scheme_in(module, self._look, self.found)
         else:
             shape = unpacked(weight, quantization_config(self.checkpoint))
         nbytes = sum(tensors[name].nbytes for name in stored)
         return Entry(f"{module}.weight", shape, weight.dtype, scheme, stored, nbytes, prod(shape))
+
+    @contextmanager
+    def _placed(self) -> Iterator[None]:
+        """What a format says of a module, with the path in front; the cause is without."""
+        try:
+            yield
+        except (FormatError, UnsupportedError) as error:
+            raise type(error)(f"{self.checkpoint.path}: {error}") from error
 
     def stored_tensor(self, name: str) -> NDArray[Any]:
         """A stored tensor; BF16 as float32, small floats as bytes. KeyError where there is none."""
@@ -229,9 +238,10 @@ class Artifact:
             raise UnsupportedError(
                 f"{entry.name}: {self.found.format} is recognised, but not decoded by this version"
             )
-        quant: GroupQuant = FORMATS[self.found.format].unpack(
-            entry.module, self.stored_tensor, self.found
-        )
+        with self._placed():
+            quant: GroupQuant = FORMATS[self.found.format].unpack(
+                entry.module, self.stored_tensor, self.found
+            )
         dtype = quant.scheme.scale_dtype
         for scales in entry.stored:
             if scales.rpartition(".")[2] in _SCALES:

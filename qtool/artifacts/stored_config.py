@@ -6,11 +6,12 @@ from typing import Any
 
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import FormatError
-from qtool.formats import ArtifactScheme, gptq
+from qtool.formats import ArtifactScheme, detect, gptq
 from qtool.formats import safetensors_file as st
 from qtool.formats.mlx import is_mlx
 from qtool.scheme import Scheme
 
+CONFIG = "config.json"
 # Keys of config.json that say how tensors are quantized; the last two are of mlx-lm and of DeepSeek
 # V4's experts.
 _QUANTIZATION_KEYS = ("quantization_config", "compression_config", "quantization", "expert_dtype")
@@ -24,25 +25,43 @@ _CONFIG_FILES = (
 
 def quantization_config(checkpoint: Checkpoint) -> Mapping[str, Any]:
     """The quantization_config from config.json or, without one, from the files beside it."""
+    return _config_in(checkpoint)[1]
+
+
+def detected(checkpoint: Checkpoint) -> ArtifactScheme:
+    """What that says; FormatError with its file where it makes no sense."""
+    file, config = _config_in(checkpoint)
+    try:
+        return detect(config)
+    except FormatError as error:
+        said = str(error).removeprefix("" if file == CONFIG else "quantization_config: ")
+        raise FormatError(
+            f"{checkpoint.folder / file}: {said}; put back what the artifact was made with"
+        ) from None
+
+
+def _config_in(checkpoint: Checkpoint) -> tuple[str, Mapping[str, Any]]:
+    """The same with the name of the file."""
     # mlx-lm's own key, which it asks first, and newer files repeat as quantization_config.
     own = checkpoint.config.get("quantization")
     if isinstance(own, dict) and is_mlx(own):
-        return own
+        return CONFIG, own
     inner = checkpoint.config.get("text_config")
     for config in (checkpoint.config, inner if isinstance(inner, dict) else {}):
         for key in ("quantization_config", "compression_config"):
             found = config.get(key)
             if isinstance(found, dict) and found:
-                return found
+                return CONFIG, found
     for file, inside in _CONFIG_FILES:
         path = checkpoint.folder / file
         if checkpoint.config.get("quantization_config") is None and path.is_file():
             content = st.read_json(path)
             if inside is not None:
                 nested = content.get(inside)
-                return {"quant_method": "modelopt", **(nested if isinstance(nested, dict) else {})}
-            return content
-    return {}
+                own = nested if isinstance(nested, dict) else {}
+                return file, {"quant_method": "modelopt", **own}
+            return file, content
+    return CONFIG, {}
 
 
 def plain_config(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,10 +25,9 @@ def opened(path: Path, requantize: bool) -> Checkpoint:
 
 
 def _format(checkpoint: Checkpoint) -> str:
-    from qtool.artifacts.stored_config import quantization_config
-    from qtool.formats import detect
+    from qtool.artifacts.stored_config import detected
 
-    return detect(quantization_config(checkpoint)).format
+    return detected(checkpoint).format
 
 
 def check_needed(path: Path, requantize: bool) -> None:

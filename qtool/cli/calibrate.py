@@ -19,6 +19,7 @@ from qtool.cli.options import (
     Threads,
 )
 from qtool.printable import printable, size
+from qtool.verification.sentences import count
 
 
 def calibrate(
@@ -141,12 +142,13 @@ def calibrate(
         )
         if measured.unseen:
             typer.echo(
-                f"no token was routed to {len(measured.unseen)} expert inputs: "
+                f"no token was routed to {count(len(measured.unseen), 'input')} of experts: "
                 f"{', '.join(measured.unseen[:3])}{' ...' if len(measured.unseen) > 3 else ''}"
             )
     if imatrix is not None and importance is not None:
         typer.echo(
-            f"{imatrix}: importance of {len(importance.sums)} tensors over {measured.tokens} "
+            f"{imatrix}: importance of {count(len(importance.sums), 'tensor')} over "
+            f"{measured.tokens} "
             f"tokens, {size(imatrix.stat().st_size)}, {progress.total():.1f} s"
         )
     for note in measured.notes:

@@ -36,7 +36,9 @@ def convert(
     ] = None,
     assume: Annotated[
         str | None,
-        typer.Option(help="v1 or v2: how GPTQ's zeros are stored, whatever the config says"),
+        typer.Option(
+            help="v1 or v2: how GPTQ's zeros are stored, whatever the config and the zeros say"
+        ),
     ] = None,
     max_shard_size: Annotated[str, typer.Option(help="such as 5GB or 500MB")] = "5GB",
     replace: Replace = False,

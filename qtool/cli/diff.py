@@ -20,11 +20,17 @@ def diff(
     """Say how A and B differ: metadata, tensors that one lacks, storage, and the numbers."""
     from qtool.cli.inspect import show
     from qtool.diff.diff import diff as run
+    from qtool.diff.sides import told_as
     from qtool.diff.text import left_out, summary, tables
     from qtool.hub import resolve
     from qtool.runs.progress import Progress
 
-    found = run(resolve(a), resolve(b), Progress(quiet=json_))
+    paths = []
+    for label, name in (("A", a), ("B", b)):
+        with told_as(label):
+            paths.append(resolve(name))
+    first, second = paths
+    found = run(first, second, Progress(quiet=json_))
     if json_:
         typer.echo(json.dumps(found.json(), allow_nan=False))
     else:

@@ -8,6 +8,7 @@ import typer
 from qtool.cli import completing
 from qtool.cli.options import Json
 from qtool.printable import printable
+from qtool.verification.sentences import count, verb
 
 
 def download(
@@ -41,10 +42,11 @@ def download(
         return
     size = sum(file.size or 0 for file in found.files)
     received = sum(found.received.values())
-    compared = f", {found.checked} files of the cache compared with their digests"
+    digests = verb(found.checked, "their digests", "its digest")
+    compared = f", {count(found.checked, 'file')} of the cache compared with {digests}"
     typer.echo(
         printable(
-            f"{found.model.repository} at {found.commit}: {len(found.files)} files, "
+            f"{found.model.repository} at {found.commit}: {count(len(found.files), 'file')}, "
             f"{size / 1e6:,.1f} MB; {received / 1e6:,.1f} MB fetched"
             f"{' and compared with the digests' if received else ''}"
             f"{compared if found.checked else ''}"

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from qtool.cli.options import Artifact, Json, OnDevice, Threads
+from qtool.verification.sentences import count
 
 if TYPE_CHECKING:
     from qtool.generating.generate import Generated
@@ -52,11 +53,13 @@ def lines(found: "Generated") -> list[str]:
     speed = "" if rate is None else f", {rate:.2f} tokens/s"
     end = ", ended by itself" if found.ended else ""
     said = [
-        f"{found.prompt_tokens} tokens of prompt in {found.seconds_prompt:.1f} s, "
+        f"{count(found.prompt_tokens, 'token')} of prompt in {found.seconds_prompt:.1f} s, "
         f"{len(found.tokens)} generated{speed}{end}, on {found.device}"
     ]
     if found.device != "cpu":
-        said.append(f"{found.fused} of {found.matrices} matrices multiplied as packed words")
+        said.append(
+            f"{found.fused} of {count(found.matrices, 'matrix')} multiplied as packed words"
+        )
     elif found.not_kept:
         said.append(
             f"{found.not_kept} of {found.matrices} matrices were dequantized for each product: "

@@ -29,7 +29,8 @@ def inspect(
         ),
     ],
     tensor: Annotated[
-        str | None, typer.Option(help="read one tensor: its range, mean, and histogram of codes")
+        str | None,
+        typer.Option(help="name of one to read: its range, mean, and histogram of codes"),
     ] = None,
     all_: Annotated[bool, typer.Option("--all", help="a row for every tensor")] = False,
     json_: Json = False,

@@ -18,6 +18,7 @@ from qtool.cli.options import (
     Threads,
 )
 from qtool.printable import printable
+from qtool.verification.sentences import count
 
 if TYPE_CHECKING:
     from qtool.matrix.asked import Matrix
@@ -48,7 +49,7 @@ def matrix(
     length: SampleLength = None,
     seed: Seed = None,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", help="key=value put over each recipe's own")
+        list[str] | None, typer.Option("--set", help="key=value in place of each recipe's own")
     ] = None,
     error_aware: Annotated[
         bool,
@@ -165,7 +166,8 @@ def lines(found: "Matrix") -> list[str]:
     if found.report is not None:
         said.append(f"report: {found.report}")
     said.append(
-        f"{len(found.artifacts) - len(found.failed)} of {len(found.artifacts)} artifacts in "
+        f"{len(found.artifacts) - len(found.failed)} of {count(len(found.artifacts), 'artifact')} "
+        "in "
         f"{found.out}, {found.seconds:.1f} s, peak memory {found.peak_rss_bytes / 2**20:.0f} MiB"
     )
     return said

@@ -19,7 +19,8 @@ Calibration = Annotated[
     typer.Option(help="text, JSON or Parquet (texts, chats), CSV, YAML of several, hub dataset"),
 ]
 Changes = Annotated[
-    list[str] | None, typer.Option("--set", help="key=value put over the recipe's own")
+    list[str] | None,
+    typer.Option("--set", help="key=value in place of the recipe's own, such as weights.bits=3"),
 ]
 Fresh = Annotated[
     bool, typer.Option("--fresh", help="start over, whatever an interrupted run left")
@@ -48,7 +49,9 @@ Model = Annotated[
     ),
 ]
 OnDevice = Annotated[str, typer.Option(help="cpu, cuda, or auto, which is the CPU")]
-Protocol = Annotated[str, typer.Option(help="plain or llama.cpp")]
+Protocol = Annotated[
+    str, typer.Option(help="plain, or llama.cpp: windows as llama-perplexity has them")
+]
 RecipeName = Annotated[
     str,
     typer.Option(

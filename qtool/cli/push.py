@@ -8,6 +8,7 @@ import typer
 
 from qtool.cli.options import Json, Threads
 from qtool.printable import printable
+from qtool.verification.sentences import count
 
 
 def push(
@@ -21,7 +22,7 @@ def push(
         typer.Option("--replace", help="remove files of another model that lie there"),
     ] = False,
     revision: Annotated[str, typer.Option(help="a branch; made where it is not there")] = "main",
-    message: Annotated[str | None, typer.Option(help="of the commit")] = None,
+    message: Annotated[str | None, typer.Option(help="what the commit is called")] = None,
     eval_: Annotated[
         list[Path] | None,
         typer.Option(
@@ -55,7 +56,8 @@ def push(
     size = sum(nbytes for _, nbytes in made.files)
     typer.echo(
         printable(
-            f"{made.url}: {len(made.files)} files, {size / 1e6:,.1f} MB, commit {made.commit}"
+            f"{made.url}: {count(len(made.files), 'file')}, {size / 1e6:,.1f} MB, commit "
+            f"{made.commit}"
         )
     )
     from qtool.homes.serve import of_pushed

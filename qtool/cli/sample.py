@@ -9,6 +9,7 @@ import typer
 
 from qtool.cli.options import Fresh, Json, Model, OnDevice, Threads
 from qtool.printable import printable, size
+from qtool.verification.sentences import count
 
 
 def sample(
@@ -50,7 +51,7 @@ def sample(
         return
     typer.echo(
         printable(
-            f"{found.out}: {found.tokens:,} tokens in {found.texts:,} texts, "
+            f"{found.out}: {found.tokens:,} tokens in {count(found.texts, 'text')}, "
             f"{size(found.size_bytes)}, {found.seconds:.1f} s"
         )
     )

@@ -8,6 +8,7 @@ import typer
 from qtool.cli import completing
 from qtool.cli.options import Against, Json, Threads
 from qtool.printable import print_json
+from qtool.verification.sentences import count
 
 if TYPE_CHECKING:
     from qtool.verification.finding import Finding, Verdict
@@ -21,11 +22,12 @@ def verify(
     engine: Annotated[
         str | None,
         typer.Option(
-            help="vllm, sglang, transformers, llama.cpp, exllama or mlx-lm",
+            help="and whether it would load it: vllm, sglang, transformers, llama.cpp, exllama or "
+            "mlx-lm",
             autocompletion=completing.engines,
         ),
     ] = None,
-    tp: Annotated[int, typer.Option(min=1, help="GPUs that the engine splits it over")] = 1,
+    tp: Annotated[int, typer.Option(min=1, help="GPUs that the engine shares it between")] = 1,
     strict: Annotated[
         bool,
         typer.Option(
@@ -73,21 +75,21 @@ def lines(verdict: "Verdict") -> list[str]:
     if layers:
         middle, worst = layers[len(layers) // 2], layers[-1]
         said.append(
-            f"relative error of {len(layers)} matrices: median {middle.relative_error:.2%}, "
+            f"relative error of {count(len(layers), 'matrix')}: median "
+            f"{middle.relative_error:.2%}, "
             f"largest {worst.relative_error:.2%} ({worst.name})"
         )
     counts = [
-        f"{n} {what}{'' if n == 1 else 's'}"
+        count(n, what)
         for what in ("error", "warning")
         if (n := sum(f.severity == what for f in verdict.findings))
     ]
     outcome = ", ".join(counts) or "nothing wrong"
-    what = f"{verdict.format}, {verdict.unquantized_share:.1%} of the weights unquantized"
+    share = verdict.unquantized_share
+    amount = "an unknown share" if share is None else f"{share:.1%}"
+    what = f"{verdict.format}, {amount} of the weights unquantized"
     nothing = verdict.format == "unknown" and "shapes" not in verdict.checks
     if nothing or tuple(verdict.checks) == ("readable",):
         what = "cannot be opened"
-    said.append(
-        f"{verdict.path}: {what}, {len(verdict.checks)} "
-        f"check{'s' if len(verdict.checks) > 1 else ''}: {outcome}"
-    )
+    said.append(f"{verdict.path}: {what}, {count(len(verdict.checks), 'check')}: {outcome}")
     return [printable(line) for line in said]

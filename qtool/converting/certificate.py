@@ -13,6 +13,7 @@ from qtool.converting.lost import ACTIVATIONS
 from qtool.converting.model import DTYPE_NAMES, Model
 from qtool.converting.targets import Target
 from qtool.record import FILES, without_layers
+from qtool.verification.sentences import count, verb
 
 SCHEMA = 1
 CERTIFIED = "weights"  # what `exact` is about
@@ -95,11 +96,14 @@ class Certificate:
     @property
     def kept(self) -> str:
         """What the comparison found, in words."""
-        said = f"all {self.compared} tensors read back and compared: the same numbers"
+        every = "the one tensor" if self.compared == 1 else f"all {self.compared} tensors"
+        said = f"{every} read back and compared: the same numbers"
         if self.last_bit:
-            said += f", but for the last bit of those of {self.last_bit} matrices"
+            said += f", but for the last bit of those of {count(self.last_bit, 'matrix')}"
         if self.rounded:
-            said = f"{len(self.rounded)} of {self.compared} tensors are not the same numbers"
+            number = len(self.rounded)
+            what = verb(number, "are not the same numbers", "is not the same numbers")
+            said = f"{number} of {count(self.compared, 'tensor')} {what}"
         if any(name == ACTIVATIONS for name, _ in self.dropped):
             said += "; the source's quantized activations are dropped"
         return said

@@ -12,10 +12,12 @@ from qtool.artifacts.artifact import Artifact
 from qtool.artifacts.entry import Entry
 from qtool.artifacts.expert_stack import ExpertStack
 from qtool.artifacts.stored_config import plain_config, quantization_config
+from qtool.artifacts.untold import said_untold
 from qtool.checkpoints import structure
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.converting import lost
 from qtool.converting.model import DTYPES, Model, Quantized, Tensor
+from qtool.converting.zeros import check_label
 from qtool.errors import FormatError, UnsupportedError
 from qtool.formats.compressed_tensors_transforms import turns
 from qtool.formats.safetensors_file import DTYPE_BITS
@@ -28,7 +30,8 @@ from qtool.verification.digests import check_digests, recorded_digests
 def artifact_model(path: Path, assume: str | None, *, sound: bool = True) -> Model:
     """Headers only; `assume` (v1, v2) is how GPTQ's zeros are stored, whatever the config says.
 
-    sound: whether files are compared with digests of them, where there are some.
+    sound: whether files are compared with digests of them, where there are some, and GPTQ's zeros
+    with their label.
     """
     artifact = Artifact.open(path)
     found = artifact.found
@@ -38,6 +41,8 @@ def artifact_model(path: Path, assume: str | None, *, sound: bool = True) -> Mod
                 f"{path}: --assume {assume} is about GPTQ's zeros, and this is {found.format}"
             )
         artifact = replace(artifact, found=replace(found, layout=assume))
+    if (packed := said_untold(artifact)) is not None:
+        raise UnsupportedError(f"{path}: {packed}")
     if found.format == "dense":
         raise UnsupportedError(
             f"{path}: is not quantized; `qtool quantize` does that, into GGUF too"
@@ -50,7 +55,7 @@ def artifact_model(path: Path, assume: str | None, *, sound: bool = True) -> Mod
         )
     artifact.check_unchanged()
     _check_sound(artifact, sound)
-    missing = check_whole(checkpoint)
+    odd = check_whole(checkpoint)
     entries = _in_order(artifact)
     if all(entry.scheme is None for entry in entries):
         raise UnsupportedError(
@@ -70,6 +75,8 @@ def artifact_model(path: Path, assume: str | None, *, sound: bool = True) -> Mod
             f"{', '.join(turned)}), which no other format can say; quantize the source anew, "
             "without rotate.r4"
         )
+    if sound and assume is None:
+        odd += check_label(path, artifact)
     inputs = lost.activations(artifact)
     dropped = [
         (name, why)
@@ -97,7 +104,7 @@ def artifact_model(path: Path, assume: str | None, *, sound: bool = True) -> Mod
             if input_arguments(artifact, entry.module, entry.scheme) is not None
         ),
         dropped=(*lost.named(inputs), *dropped),
-        warnings=(*lost.warnings(inputs, dropped), *missing),
+        warnings=(*lost.warnings(inputs, dropped), *odd),
     )
 
 

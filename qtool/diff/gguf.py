@@ -20,7 +20,7 @@ from qtool.artifacts.artifact import Artifact
 from qtool.checkpoints.decoder_names import alone_as, settings_alone
 from qtool.checkpoints.fused_experts import apart_as
 from qtool.checkpoints.padding import padded_as
-from qtool.diff.sides import CheckpointSide, Item, Side, Stored, flat
+from qtool.diff.sides import CheckpointSide, Item, Side, Stored, flat, told_as
 from qtool.formats.gguf_file import GgufFile
 from qtool.formats.gguf_values import Kind
 from qtool.gguf.from_gguf import gguf_source
@@ -154,7 +154,12 @@ def open_sides(a: Path, b: Path) -> tuple[Side, Side]:
     """Both, under the same names where the one is GGUF and the other a checkpoint."""
     kinds = [bool(gguf_models(path)) for path in (a, b)]
     mixed = kinds[0] != kinds[1]
-    first, second = (_open(path, gguf, mixed) for path, gguf in zip((a, b), kinds, strict=True))
+    sides = []
+    for label, path, gguf in zip("AB", (a, b), kinds, strict=True):
+        with told_as(label):
+            sides.append(_open(path, gguf, mixed))
+            _ = sides[-1].items  # where a config and tensors do not agree
+    first, second = sides
     if isinstance(first, GgufSide) and isinstance(second, GgufSide):
         return _scaled_as(first, second), _scaled_as(second, first)
     first, second = _alone_as(first, second), _alone_as(second, first)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from qtool.artifacts.artifact import Artifact
 from qtool.artifacts.expert_stack import ExpertStack
 from qtool.dequantize import dequantize
-from qtool.errors import UnsupportedError
+from qtool.errors import QtoolError, UnsupportedError
 from qtool.formats import safetensors_file as st
 from qtool.printable import sayable
 from qtool.record import without_layers
@@ -81,6 +82,15 @@ class Side(Protocol):
         """Values [last - first, in]; rows are those of all leading axes counted through.
         UnsupportedError where this version cannot read them."""
         ...
+
+
+@contextmanager
+def told_as(label: str) -> Iterator[None]:
+    """Errors say which side is meant: A or B."""
+    try:
+        yield
+    except QtoolError as error:
+        raise type(error)(f"{label}: {error}") from error
 
 
 def rows_of(shape: tuple[int, ...]) -> int:

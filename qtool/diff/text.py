@@ -8,8 +8,9 @@ from typing import Any
 
 from qtool.diff.diff import ABSENT, Diff, TensorDifference
 from qtool.diff.sides import CheckpointSide, Item
-from qtool.printable import printable
+from qtool.printable import in_json, printable
 from qtool.table import Table
+from qtool.verification.sentences import count, verb
 
 MOST = 30  # rows of a table unless all are asked for
 _SAID = {
@@ -27,20 +28,21 @@ def summary(found: Diff) -> list[tuple[str, str]]:
     lines = []
     for label, side in (("A", found.a), ("B", found.b)):
         size = sum(item.nbytes for item in side.items.values())
-        text = f"{side.path}: {side.format}, {len(side.items):,} tensors, {size / 1e6:.1f} MB"
+        text = (
+            f"{side.path}: {side.format}, {count(len(side.items), 'tensor')}, {size / 1e6:.1f} MB"
+        )
         if isinstance(side, CheckpointSide) and side.inside:
             text += "; its decoder is named as it would be alone"
         lines.append((label, printable(text)))
+    are = verb(found.same, "are", "is")
     if not found.different:
-        return [*lines, ("result", f"no difference: {found.same:,} tensors are the same")]
-    lines.append(("the same", f"{found.same:,} tensors"))
+        return [*lines, ("result", f"no difference: {count(found.same, 'tensor')} {are} the same")]
+    lines.append(("the same", count(found.same, "tensor")))
     lines += [
-        (_SAID[kind], f"{count:,} tensor{'s' * (count > 1)}")
-        for kind, count in found.counts().items()
-        if count
+        (_SAID[kind], count(number, "tensor")) for kind, number in found.counts().items() if number
     ]
-    if found.metadata:
-        lines.append(("metadata", f"{len(found.metadata):,} keys differ"))
+    if number := len(found.metadata):
+        lines.append(("metadata", f"{count(number, 'key')} {verb(number, 'differ', 'differs')}"))
     return lines
 
 
@@ -63,9 +65,9 @@ def tables(found: Diff, every: bool) -> list[Table]:
 def left_out(found: Diff) -> Iterator[str]:
     """What the tables leave out."""
     told = sum(map(_told, found.tensors))
-    for what, count in (("tensors", len(found.tensors) - told), ("keys", len(_by_file(found)))):
-        if count > MOST:
-            yield f"{count - MOST:,} more {what}; --all lists them"
+    for what, there in (("tensor", len(found.tensors) - told), ("key", len(_by_file(found)))):
+        if there > MOST:
+            yield f"{count(there - MOST, f'more {what}')}; --all lists them"
     if told:
         yield "tensors that are only stored otherwise have no row here; --all lists them"
 
@@ -119,5 +121,7 @@ def _said(item: Item | None) -> str:
 
 
 def _short(value: Any, most: int = 48) -> str:
-    text = printable(str(value))
+    text = printable(
+        str(value) if isinstance(value, str) or value is ABSENT else in_json(value, 1 << 16)
+    )
     return text if len(text) <= most else f"{text[:most]}..."

@@ -43,24 +43,24 @@ def refuse_other_config(checkpoint: Checkpoint) -> None:
     """UnsupportedError where tensors of a known architecture have other shapes than config.json
     says: no engine would load what is made of them."""
     from qtool.artifacts.artifact import Artifact
-    from qtool.verification.by_table import OF_OTHERS, other_shapes, row_of, said_shapes
+    from qtool.verification import by_table
     from qtool.verification.subject import subject_of
 
-    row = row_of(checkpoint.config)
+    row = by_table.row_of(checkpoint.config)
     if row is None:
         return
     # Experts are many, and the table says nothing of the shapes of single ones.
     few = {name: one for name, one in checkpoint.tensors.items() if experts_of(name) is None}
     try:
         subject = subject_of(checkpoint.path, Artifact.of(replace(checkpoint, tensors=few)), None)
-        wrong = list(other_shapes(subject, *row))
+        wrong = list(by_table.other_shapes(subject, *row))
     except QtoolError:
         return  # is told where it matters
     if wrong:
-        raise UnsupportedError(
-            f"{checkpoint.path}: {said_shapes(wrong)}; {OF_OTHERS}: put the model's own "
-            "config.json beside its weights"
-        )
+        whose = f"{by_table.OF_OTHERS}: put the model's own config.json beside its weights"
+        if by_table.stray(subject, wrong):
+            whose = f"{by_table.ALONE}: fetch the model again"
+        raise UnsupportedError(f"{checkpoint.path}: {by_table.said_shapes(wrong)}; {whose}")
 
 
 def check_whole(checkpoint: Checkpoint) -> list[str]:

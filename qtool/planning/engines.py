@@ -21,6 +21,7 @@ from qtool.verification.engines.local import instead_for_experts
 from qtool.verification.engines.schemes import Pair, other_block, otherwise, pair_of, refused
 from qtool.verification.engines.split import GROUP_SIZES
 from qtool.verification.engines.view import mixed_parts, planned_layers
+from qtool.verification.sentences import count, verb
 
 _VLLM, _SERVERS, _TRANSFORMERS = ("vllm",), ("vllm", "sglang"), ("transformers",)
 _ANY = (*_SERVERS, *_TRANSFORMERS, "llama.cpp", "exllama", "mlx-lm")
@@ -41,8 +42,8 @@ def warnings(recipe: Recipe, tensors: Sequence[Planned], config: Mapping[str, An
     fused = [tensor.name for tensor in tensors if tensor.fused]
     if fused and any(tensor.scheme is not None for tensor in tensors):
         found.append(
-            f"{len(fused)} tensors hold fused experts and stay dense (the first: {fused[0]}); "
-            "they may be most of the model"
+            f"{count(len(fused), 'tensor')} of fused experts stay dense (the first: {fused[0]}), "
+            "which may be most of the model"
         )
     return found
 
@@ -233,7 +234,8 @@ def _fused(recipe: Recipe, tensors: Sequence[Planned]) -> list[str]:
         return []
     example = ", ".join(f"{module} is {way}" for way, module in list(mixed[0].items())[:3])
     return [
-        f"{len(mixed)} layers that vLLM and SGLang fuse have parts stored differently, which they "
+        f"{count(len(mixed), 'layer')} that vLLM and SGLang fuse {verb(len(mixed), 'have', 'has')} "
+        "parts stored differently, which they "
         f"refuse to load ({example}); give them one scheme"
     ]
 
@@ -275,7 +277,8 @@ def _marlin(recipe: Recipe, quantized: Sequence[Planned]) -> list[str]:
     example = ", ".join(f"{count} of {list(shape)}" for shape, count in list(shapes.items())[:3])
     experts = any(expert_of(tensor.name) is not None for tensor in quantized)
     return [
-        f"note: {shapes.total()} of {len(quantized)} matrices are no multiples of {MARLIN_OUT} "
+        f"note: {shapes.total()} of {count(len(quantized), 'matrix')} "
+        f"{verb(shapes.total(), 'are', 'is')} no multiples of {MARLIN_OUT} "
         f"(out) and {MARLIN_IN} (in) ({example}): vLLM serves them with slower kernels than Marlin"
         + (", the experts with Triton's" if experts else "")
     ]

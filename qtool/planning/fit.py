@@ -20,6 +20,7 @@ from qtool.formats.safetensors_file import TensorInfo
 from qtool.planning import heads
 from qtool.recipe.recipe import Recipe, patched
 from qtool.scheme import Dense, Dropped, Scheme
+from qtool.verification.sentences import count
 
 SMALLEST_GROUP = 32  # what `indivisible: smaller-group` goes down to; engines load no smaller one
 
@@ -189,7 +190,8 @@ def fit(recipe: Recipe, tensors: Mapping[str, TensorInfo], actions: dict[str, Ac
     if failures and recipe.indivisible == "smaller-group":
         name, reason = next(iter(failures.items()))
         raise FormatError(
-            f"{len(failures)} of {len(schemes)} matrices cannot be stored even with a smaller "
+            f"{len(failures)} of {count(len(schemes), 'matrix')} cannot be stored even with a "
+            "smaller "
             f"group (the first: {name} {list(tensors[name].shape)}: {reason}); leave them dense "
             "with --set indivisible=dense, or with an override"
         )
@@ -276,6 +278,6 @@ def _ways_out(
     if not ways:
         ways.append("another recipe, or other weights by --set: as it is it would quantize nothing")
     return (
-        f"recipe {recipe.name} does not fit {len(failures)} of {len(schemes)} matrices "
+        f"recipe {recipe.name} does not fit {len(failures)} of {count(len(schemes), 'matrix')} "
         f"({'; '.join(shown)}). Choose: {', or '.join(ways)}"
     )

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool.artifacts.artifact import Artifact
+from qtool.artifacts.untold import said_untold
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.checkpoints.single_experts import stacked
 from qtool.dequantize import dequantize
@@ -125,5 +126,7 @@ def open_weights(path: Path) -> Iterator[Weights]:
             yield replace(weights, path=path)
         return
     artifact = Artifact.open(path)
+    if (packed := said_untold(artifact)) is not None:
+        raise UnsupportedError(f"{path}: {packed}")
     dense = artifact.found.format == "dense"
     yield stacked(artifact.checkpoint) if dense else artifact_weights(artifact)

@@ -10,7 +10,7 @@ from qtool.checkpoints.structure import OTHER_TOWERS
 from qtool.planning.cache import key_heads
 from qtool.verification.finding import Finding
 from qtool.verification.sentences import count as counted
-from qtool.verification.sentences import some
+from qtool.verification.sentences import some, verb
 from qtool.verification.subject import Subject
 
 CHECK = "kv-scales"
@@ -51,7 +51,8 @@ def check_kv_scales(subject: Subject) -> Iterator[Finding]:
             yield Finding(
                 "error", CHECK, lost[0],
                 f"the config promises {2 * len(layers)} stored scales of the cache, and "
-                f"{len(lost)} of them are missing: {some(lost)}; engines take 1.0 instead: "
+                f"{len(lost)} of them {verb(len(lost), 'are', 'is')} missing: {some(lost)}; "
+                "engines take 1.0 instead: "
                 "calibrate the cache anew, or drop kv_cache_scheme",
             )  # fmt: skip
     for name, info in tensors.items():

@@ -1,6 +1,7 @@
 """The tensors of an architecture that the GGUF table knows: every one, and of which shape."""
 
 import itertools
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ CHECK = "tensors"
 # Models whose class in transformers is another model's, and whose tensors have other names.
 _OTHER_NAMES = ("exaone", "sarvam_mla", "sarvam_moe")
 OF_OTHERS = "config and weights are of different models"
+ALONE = "the same tensors of other blocks are as config.json says"
+_NUMBER = re.compile(r"\.\d+(?=\.)")
 _EXPERTS = ".experts."
 _BARE = ((".weight", ""),)  # how tensors of experts end that are no weights of modules
 
@@ -76,7 +79,8 @@ def check_by_table(
             "them, or put back the config of the model around",
         )  # fmt: skip
     if others:
-        yield Finding("error", CHECK, others[0].name, f"{said_shapes(others)}; {OF_OTHERS}")
+        whose = f"{ALONE}: {AGAIN}" if stray(subject, others) else OF_OTHERS
+        yield Finding("error", CHECK, others[0].name, f"{said_shapes(others)}; {whose}")
     used.update(_learned(architecture, config, names))
     if lost := _lost(places, architecture, config, names):
         yield Finding("error", CHECK, lost[0], f"{said_lost(lost, config)}; {AGAIN}")
@@ -167,6 +171,13 @@ def said_shapes(others: list[OtherShape]) -> str:
         return str(others[0])
     more = some([one.name for one in others[1:]])
     return f"{counted(len(others), 'tensor')} of other shapes: {others[0]}; also {more}"
+
+
+def stray(subject: Subject, others: list[OtherShape]) -> bool:
+    """Whether it is these tensors that are wrong, and not the config: of each kind others fit."""
+    wrong = {one.name for one in others}
+    fit = {_NUMBER.sub(".#", name) for name in subject.entries if name not in wrong}
+    return all(_NUMBER.sub(".#", name) in fit for name in wrong)
 
 
 def other_shapes(

@@ -11,6 +11,7 @@ from qtool.errors import QtoolError
 from qtool.formats import safetensors_file as st
 from qtool.formats.safetensors_header import TensorInfo
 from qtool.verification.finding import Finding
+from qtool.verification.sentences import count
 
 CHECK = "files"
 SINGLE = "model.safetensors"
@@ -93,10 +94,11 @@ def _check_index(folder: Path, index: Path) -> Iterator[Finding]:
     there: dict[str, set[str]] = {}
     for file in sorted(named):
         if not (folder / file).is_file():
-            count = sum(1 for other in weight_map.values() if other == file)
+            number = sum(1 for other in weight_map.values() if other == file)
             yield Finding(
                 "error", CHECK, file,
-                f"{index.name} names {file} for {count} tensors, but there is no such file; "
+                f"{index.name} names {file} for {count(number, 'tensor')}, but there is no such "
+                "file; "
                 "fetch it again",
             )  # fmt: skip
             continue
@@ -119,15 +121,16 @@ def _check_index(folder: Path, index: Path) -> Iterator[Finding]:
         if unknown:
             yield Finding(
                 "error", CHECK, file,
-                f"{file} holds {len(unknown)} tensors that {index.name} does not name "
+                f"{file} holds {count(len(unknown), 'tensor')} that {index.name} does not name "
                 f"(the first: {unknown[0]}); engines that follow the index lose them",
             )  # fmt: skip
         twice = [name for name in extra if name in there.get(str(weight_map.get(name)), ())]
         if twice:
             yield Finding(
                 "warning", CHECK, file,
-                f"{file} holds {len(twice)} tensors that {index.name} gives to another file, "
-                f"which has them too (the first: {twice[0]}); remove one copy",
+                f"{file} holds {count(len(twice), 'tensor')} that {index.name} gives to another "
+                "file, "
+                f"which has the same (the first: {twice[0]}); remove one copy",
             )  # fmt: skip
     for stray in sorted(folder.glob("*.safetensors")):
         if stray.name == SINGLE and SINGLE not in named and index.name == SINGLE + _INDEX:

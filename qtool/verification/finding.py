@@ -52,7 +52,7 @@ class Verdict:
     findings: tuple[Finding, ...]
     layers: tuple[LayerError, ...]  # empty without a model to compare with
     checks: tuple[str, ...]  # the ids of all checks that ran
-    unquantized_share: float  # of the parameters
+    unquantized_share: float | None  # of the parameters; None where some are packed in no known way
 
     @property
     def ok(self) -> bool:

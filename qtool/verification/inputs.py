@@ -9,7 +9,7 @@ from qtool.artifacts.stored_config import quantization_config
 from qtool.formats.compressed_tensors_config import group_of
 from qtool.verification.finding import Finding
 from qtool.verification.sentences import count as counted
-from qtool.verification.sentences import some
+from qtool.verification.sentences import some, verb
 from qtool.verification.subject import Subject
 
 CHECK = "input-scales"
@@ -43,7 +43,8 @@ def check_inputs(subject: Subject) -> Iterator[Finding]:
     if wrong:
         yield Finding(
             "error", CHECK, wrong[0],
-            f"{counted(len(wrong), 'scale')} of activations that are NaN, infinite or not "
+            f"{counted(len(wrong), 'scale')} of activations {verb(len(wrong), 'are', 'is')} NaN, "
+            "infinite or not "
             f"positive: {some(wrong)}; calibrate anew, with text that reaches these layers",
         )  # fmt: skip
 

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from qtool.artifacts.artifact import Artifact
+from qtool.artifacts.stored_config import quantization_config
 from qtool.errors import QtoolError
+from qtool.printable import in_json
 from qtool.scheme import Scheme
 from qtool.verification.by_table import other_shapes, row_of
 from qtool.verification.finding import Finding
@@ -21,7 +23,7 @@ from qtool.verification.sentences import count as counted
 from qtool.verification.subject import Subject, module_of, subject_of
 
 CHECK = "shapes"
-_TABLE = "quantization_config"
+_TABLES = ("quantization", "quantization_config")  # of config.json; MLX asks for the first
 _MOST = 16  # settings that are tried
 _BITS = (2, 3, 4, 5, 6, 8)
 _SIZES = (16, 32, 64, 128, 256, 512, 1024, -1)
@@ -55,12 +57,12 @@ def check_shapes(subject: Subject, artifact: Artifact) -> Iterator[Finding]:
         return
     names = [*subject.broken]
     if (found := other_setting(artifact, names)) is not None:
-        whole = ".".join((_TABLE, *found.path))
+        whole = ".".join(found.path)
         yield Finding(
             "error", CHECK, names[0],
-            f"config.json says {whole} {found.said!r}, and the shapes of "
-            f"{counted(len(names), 'matrix')} ({some(names)}) are those of {found.fits!r}, with "
-            "which every matrix fits: put that back",
+            f"config.json says {whole} {in_json(found.said)}, and the shapes of "
+            f"{counted(len(names), 'matrix')} ({some(names)}) are those of {in_json(found.fits)}, "
+            "with which every matrix fits: put that back",
         )  # fmt: skip
         return
     alike: dict[str, list[str]] = defaultdict(list)
@@ -78,19 +80,32 @@ def check_shapes(subject: Subject, artifact: Artifact) -> Iterator[Finding]:
         )  # fmt: skip
 
 
+def unread(failed: Sequence[Finding]) -> Iterator[Finding]:
+    """Matrices that could not be read, of one reason in one finding."""
+    alike: dict[str, list[Finding]] = defaultdict(list)
+    for one in failed:
+        alike[one.message.replace(one.name.removesuffix(".weight"), "")].append(one)
+    for first, *others in alike.values():
+        names = [one.name for one in (first, *others)]
+        several = f"{counted(len(names), 'matrix')} ({some(names)}) cannot be read; "
+        yield replace(first, message=several * bool(others) + first.message)
+
+
 def other_setting(artifact: Artifact, broken: Sequence[str]) -> Setting | None:
     """The one setting that explains the shapes of every matrix with another value; None where there
     is none, or several are."""
-    table = artifact.checkpoint.config.get(_TABLE)
-    if not isinstance(table, Mapping):
+    config = artifact.checkpoint.config
+    meant = quantization_config(artifact.checkpoint)
+    key = next((key for key in _TABLES if config.get(key) is meant), None)
+    if key is None:
         return None
     first = _only(artifact, broken[0])
     found = []
-    for path, said in islice(_settings(table, broken[0]), _MOST):
+    for path, said in islice(_settings(meant, broken[0]), _MOST):
         for value in _OTHERS[path[-1]]:
-            changed = _with(table, path, value)
+            changed = {**config, key: _with(meant, path, value)}
             if value != said and _fits(first, changed, broken[:1]):
-                found += [Setting(path, said, value)] * _fits(artifact, changed, broken)
+                found += [Setting((key, *path), said, value)] * _fits(artifact, changed, broken)
     return found[0] if len(found) == 1 else None
 
 
@@ -118,10 +133,9 @@ def _only(artifact: Artifact, module: str) -> Artifact:
     return replace(artifact, checkpoint=replace(artifact.checkpoint, tensors=own))
 
 
-def _fits(artifact: Artifact, table: Mapping[str, Any], modules: Sequence[str]) -> bool:
-    """Whether modules are matrices of codes by another table, and all others still are, of the
+def _fits(artifact: Artifact, config: Mapping[str, Any], modules: Sequence[str]) -> bool:
+    """Whether modules are matrices of codes by another config, and all others still are, of the
     shapes that the architecture has."""
-    config = {**artifact.checkpoint.config, _TABLE: table}
     try:
         changed = Artifact.of(replace(artifact.checkpoint, config=config))
     except QtoolError:

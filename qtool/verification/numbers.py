@@ -41,11 +41,11 @@ def check_scales(artifact: Artifact, matrices: Sequence[Measured]) -> Iterator[F
     for m in matrices:
         name, what = m.entry.name, None
         if m.not_finite:
-            what = f"{m.not_finite} of {m.scales} scales are NaN or infinite"
+            what = f"{_part(m.not_finite, m.scales)} NaN or infinite"
         elif m.zero_scales:
-            what = f"{m.zero_scales} of {m.scales} scales are 0"
+            what = f"{_part(m.zero_scales, m.scales)} 0"
         elif m.negative and not converted and not _by_design(m):
-            what = f"{m.negative} of {m.scales} scales are negative"
+            what = f"{_part(m.negative, m.scales)} negative"
         elif m.outer is not None and not (math.isfinite(m.outer) and m.outer > 0):
             what = f"the scale of the whole matrix is {m.outer}"
         if what:
@@ -56,17 +56,22 @@ def check_scales(artifact: Artifact, matrices: Sequence[Measured]) -> Iterator[F
         if m.broken_biases:
             yield Finding(
                 "error", "scales", name,
-                f"{name}: {m.broken_biases} of its {m.scales} biases are NaN or infinite"
+                f"{name}: {_part(m.broken_biases, m.scales, 'bias')} NaN or infinite"
                 f"{_at(m) if not m.not_finite else ''}: {AGAIN}",
             )  # fmt: skip
     small = [m for m in matrices if m.subnormal > _SUBNORMAL * m.scales]
     if small:
         yield Finding(
             "warning", "scales", small[0].entry.name,
-            f"{counted(len(small), 'matrix')} ({some([m.entry.name for m in small])}) with many "
-            "scales so small that their type keeps only a few digits of them (subnormal); the "
-            "weights there are distorted",
+            f"{counted(len(small), 'matrix')} ({some([m.entry.name for m in small])}) "
+            f"{verb(len(small), 'have', 'has')} many scales so small that their type keeps only a "
+            "few digits of them (subnormal); the weights there are distorted",
         )  # fmt: skip
+
+
+def _part(number: int, whole: int, what: str = "scale") -> str:
+    """`1 of 24 scales is`, `2 of 24 scales are`."""
+    return f"{number} of {counted(whole, what)} {verb(number, 'are', 'is')}"
 
 
 def _at(m: Measured) -> str:
@@ -121,8 +126,9 @@ def _copies(artifact: Artifact, kinds: Sequence[Sequence[Measured]]) -> Iterator
     if copies:
         yield Finding(
             "warning", "alike", copies[0][0],
-            f"{counted(len(copies), 'matrix')} ({some([name for name, _ in copies])}) stored byte "
-            f"for byte as another one ({copies[0][0]} as {copies[0][1]}); unless the model was "
+            f"{counted(len(copies), 'matrix')} ({some([name for name, _ in copies])}) "
+            f"{verb(len(copies), 'are', 'is')} stored byte for byte as another one ({copies[0][0]} "
+            f"as {copies[0][1]}); unless the model was "
             "made by repeating blocks, one of them is lost: fetch or make the artifact again",
         )  # fmt: skip
 
@@ -275,17 +281,8 @@ def check_convention(artifact: Artifact, matrices: Sequence[Measured]) -> Iterat
     then all of them together must be.
     """
     label = str(artifact.found.layout or artifact.found.format)
-    whole = [m for m in matrices if m.zeros is not None]
-    middle = [m for m in whole if m.zeros and m.zeros.v1_stores_middle]
-    less = [
-        m for m in whole
-        if m.scheme.symmetric and m.zeros and m.zeros.most == (1 << (m.scheme.bits - 1)) - 1
-    ]  # fmt: skip
-    told = [m for m in whole if not m.scheme.symmetric and _tells(m)]
-    high, low = _shifted(told, -1), _shifted(told, 1)
-    for found, truth in ((middle, "v2"), (high, "v2"), (less, "v1"), (low, "v1")):
-        if not found:
-            continue
+    whole = sum(m.zeros is not None for m in matrices)
+    for found, truth, few in other_zeros(matrices):
         if artifact.found.format == "gptq" and truth != label:
             key, names = "checkpoint_format", {"v1": "gptq", "v2": "gptq_v2"}
             if artifact.found.quant_method == "auto-round":
@@ -296,14 +293,36 @@ def check_convention(artifact: Artifact, matrices: Sequence[Measured]) -> Iterat
             )
         else:
             fix = "they were written by another convention: make the artifact again"
-        guessed = found is high or found is low
-        few = guessed and 2 * len(found) < len(whole) and len(found) < _FEW_MATRICES
-        of = "all" if len(found) == len(whole) else f"{len(found)} of {len(whole)}"
+        what, wrong = "zeros", "off by one as they are labelled, which makes"
+        if found[0].scheme.outer == "offset":
+            what, fix = "biases", AGAIN
+            wrong = "off by one scale, which makes"
+        of = "all" if len(found) == whole else f"{len(found)} of {whole}"
         yield Finding(
             "warning" if few else "error", "zero-convention", found[0].entry.name,
-            f"the zeros of {of} matrices ({some([m.entry.name for m in found])}) are off by one as "
-            f"they are labelled, which makes every weight wrong by a step; {fix}",
+            f"the {what} of {of} matrices ({some([m.entry.name for m in found])}) are {wrong} "
+            f"every weight wrong by a step; {fix}",
         )  # fmt: skip
+
+
+def other_zeros(
+    matrices: Sequence[Measured],
+) -> Iterator[tuple[list[Measured], str, bool]]:
+    """Matrices whose zeros are not as they are labelled, with the version of GPTQ that they are of,
+    and whether they are so few that chance may explain it."""
+    whole = [m for m in matrices if m.zeros is not None]
+    middle = [m for m in whole if m.zeros and m.zeros.v1_stores_middle]
+    less = [
+        m for m in whole
+        if m.scheme.symmetric and m.zeros and m.zeros.most == (1 << (m.scheme.bits - 1)) - 1
+    ]  # fmt: skip
+    told = [m for m in whole if not m.scheme.symmetric and _tells(m)]
+    high, low = _shifted(told, -1), _shifted(told, 1)
+    for found, truth in ((middle, "v2"), (high, "v2"), (less, "v1"), (low, "v1")):
+        guessed = found is high or found is low
+        few = guessed and 2 * len(found) < len(whole) and len(found) < _FEW_MATRICES
+        if found:
+            yield found, truth, few
 
 
 def _tells(m: Measured) -> bool:

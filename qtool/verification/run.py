@@ -34,6 +34,7 @@ from qtool.verification import (
     misfit,
     model_settings,
     numbers,
+    once,
     online,
     recorded,
     settings,
@@ -128,7 +129,11 @@ def verify_artifact(
     if (statement := statement_of(path)) is not None:
         said += check_stated(path, statement, known)
         checks.append(STATED)
-    elif recorded is None and not _DATA.isdisjoint(checks) and verdict.unquantized_share < 1:
+    elif (
+        recorded is None
+        and not _DATA.isdisjoint(checks)
+        and verdict.unquantized_share not in (1, None)
+    ):
         said.append(digests.none_recorded(path))
     return replace(verdict, findings=(*said, *verdict.findings), checks=tuple(checks))
 
@@ -193,16 +198,17 @@ def _verdict(
         for name, check in STRUCTURAL:
             if name != "against" or source is not None:
                 checks.append(name)
-                findings += _said(name, check(subject))
+                findings += once.untold(findings, _said(name, check(subject)))
         if opened is not None:
             checks += [unlike_settings.CHECK, unlike_settings.VOCABULARY]
-            findings += _said(unlike_settings.CHECK, settings.check_settings(subject, opened))
+            said_so = _said(unlike_settings.CHECK, settings.check_settings(subject, opened))
+            findings += once.untold(findings, said_so)
             findings += _said(
                 unlike_settings.VOCABULARY, settings.check_vocabulary(subject, opened)
             )
         norms = folds.changed_norms(subject)
         matrices, compared, failed = _measure_all(subject, norms, threads, progress)
-        findings += failed
+        findings += misfit.unread(failed)
         checks.append("dense-values")
         findings += _said("dense-values", dense.check_dense(subject))
         for name, numeric in NUMERIC:
@@ -238,7 +244,7 @@ def _verdict(
         tuple(findings),
         tuple(layers),
         tuple(checks),
-        _unquantized(subject.entries.values()),
+        None if subject.untold else _unquantized(subject.entries.values()),
     )
 
 
@@ -276,7 +282,8 @@ def _measure_all(
         try:
             quant = subject.artifact.read(entry.name)
         except QtoolError as problem:
-            failed[number] = Finding("error", misfit.CHECK, entry.name, str(problem))
+            why = str(problem.__cause__ or problem)  # without the path
+            failed[number] = Finding("error", misfit.CHECK, entry.name, why)
             return
         assert isinstance(quant, GroupQuant)
         with np.errstate(all="ignore"):  # what is not finite is told of by the check of scales

@@ -19,8 +19,9 @@ def verb(number: int, many: str, one: str) -> str:
 
 
 def count(number: int, what: str) -> str:
-    """`1 tensor`, `2 tensors`; matrix has its own plural."""
+    """`1 tensor`, `2 tensors`; matrix and bias have their own plurals."""
     if number == 1:
         return f"1 {what}"
     plural = what.removesuffix("ix") + "ices" if what.endswith("matrix") else what + "s"
+    plural = plural.replace("biass", "biases")
     return f"{number:,} {plural}"

@@ -9,6 +9,7 @@ from typing import Any
 
 from qtool.artifacts.artifact import Artifact
 from qtool.artifacts.entry import Entry
+from qtool.artifacts.untold import untold
 from qtool.checkpoints import structure
 from qtool.checkpoints.layer_names import experts_of
 from qtool.checkpoints.structure import BlockStack, Role
@@ -36,6 +37,11 @@ class Subject:
     def present(self) -> frozenset[str]:
         """Every tensor of the model that is there, in whatever state."""
         return frozenset([*self.entries, *(f"{module}.weight" for module in self.broken)])
+
+    @property
+    def untold(self) -> int:
+        """How many matrices are packed in a way that the config does not explain."""
+        return len(self.broken) or len(untold(self.artifact))
 
     def shape_of(self, name: str) -> tuple[int, ...] | None:
         """The shape of a tensor, by its unquantized name; None where it is not there."""
@@ -95,7 +101,7 @@ def subject_of(path: Path, artifact: Artifact, source: Weights | None) -> Subjec
         try:
             entries |= part.entries
         except QtoolError as error:
-            broken[module] = str(error)
+            broken[module] = str(error.__cause__ or error)  # without the path
     # Reading a matrix looks at the headers of all.
     left = {n: i for n, i in artifact.checkpoint.tensors.items() if module_of(n) not in broken}
     readable = replace(artifact, checkpoint=replace(artifact.checkpoint, tensors=left))

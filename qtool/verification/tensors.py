@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
+from qtool.artifacts.untold import said_untold, untold
 from qtool.checkpoints import structure
 from qtool.checkpoints.decoder_names import has_parts
 from qtool.checkpoints.layer_names import experts_of, number_of
@@ -48,6 +49,10 @@ def check_tensors(subject: Subject) -> Iterator[Finding]:
             "config.json has neither model_type nor architectures, so no engine knows which model "
             "it is; put the model's own beside the tensors",
         )  # fmt: skip
+    if (lost := said_untold(subject.artifact)) is not None:
+        yield Finding("error", CHECK, untold(subject.artifact)[0], lost)
+        yield from _blocks(subject)
+        return
     if others := misnamed(subject.artifact.checkpoint.tensors):
         first, wanted = next(iter(others.items()))
         yield Finding(
@@ -120,7 +125,8 @@ def _blocks(subject: Subject) -> Iterator[Finding]:
         if declared is not None and subject.entries:
             yield Finding(
                 "error", CHECK, "",
-                f"config.json says {declared} blocks, and no tensor is of a numbered block",
+                f"config.json says {counted(declared, 'block')}, and no tensor is of a numbered "
+                "block",
             )  # fmt: skip
         elif blocks is not None and _uncounted(subject.config):
             yield Finding(
@@ -159,7 +165,7 @@ def _lost_blocks(subject: Subject) -> Iterator[Finding]:
         first = [*islice(gaps, 3)]
         yield Finding(
             "error", CHECK, first[0],
-            f"config.json says {declared:,} blocks, and {counted(lost, 'block')} "
+            f"config.json says {counted(declared, 'block')}, and {counted(lost, 'block')} "
             f"({some(first, lost)}) {'is' if lost == 1 else 'are'} not there; {AGAIN}",
         )  # fmt: skip
 
@@ -291,7 +297,7 @@ def check_packed(subject: Subject) -> Iterator[Finding]:
         names = [name for group in alone.values() for name in group]
         whole = [m for m in alone if f"{m}.weight" in subject.present]
         why = (
-            f"which is stored dense as {whole[0]}.weight"
+            f"{verb(len(whole), 'which are', 'which is')} stored dense (as {whole[0]}.weight)"
             if whole
             else "of which there are no codes"
         )
@@ -305,6 +311,8 @@ def check_packed(subject: Subject) -> Iterator[Finding]:
 
 def check_dtypes(subject: Subject) -> Iterator[Finding]:
     """dtypes: no weight is of a type that the config does not explain."""
+    if untold(subject.artifact):
+        return  # which check_tensors says
     odd = [
         entry
         for entry in subject.entries.values()
@@ -317,10 +325,10 @@ def check_dtypes(subject: Subject) -> Iterator[Finding]:
         said = subject.artifact.found.format
         yield Finding(
             "error", "dtypes", odd[0].name,
-            f"{counted(len(odd), 'weight')} ({some([e.name for e in odd])}) stored as "
-            f"{odd[0].dtype}, "
+            f"{counted(len(odd), 'weight')} ({some([e.name for e in odd])}) "
+            f"{verb(len(odd), 'are', 'is')} stored as {odd[0].dtype}, "
             + (
-                "and no quantization_config says what it stands for"
+                "and no quantization_config says what that stands for"
                 if said == "dense"
                 else f"of which the config ({said}) says nothing"
             )

@@ -125,7 +125,7 @@ CASES = [
            DOWN, "NaN"),
     Broken("fp8-scale-of-0", "AutoAWQ#724", "fp8", values(f"{DOWN}.weight_scale", fill(0)),
            "scales", DOWN,
-           "are 0"),
+           "scales is 0"),
     Broken("fp8-scale-lost", "llm-compressor#959", "fp8", without(f"{Q}.weight_scale"), "shapes", Q,
            "weight_scale: missing"),
     Broken("int8-scale-of-infinity", "AutoAWQ#724", "int8",

@@ -137,7 +137,7 @@ CASES = [
     Broken("shard-lost", "truncated download", "awq", lost, "files", "model-0000",
            "there is no such file"),
     Broken("shard-is-a-page", "truncated download", "gptq", page, "files", "model-00002",
-           "no safetensors file"),
+           "a web page, not the file itself"),
     Broken("tensor-in-two-shards", "merged by hand", "awq", twice, "files", "model-0000",
            "another file", severity="warning"),
     Broken("index-forgets-a-tensor", "merged by hand", "awq", unindexed, "files",

@@ -38,7 +38,7 @@ def measured(**keys: Any) -> Make:
 
 RECORDS = [
     Row("a record of nothing", record(b""), r"qtool\.json: not valid JSON"),
-    Row("a record that is a list", record(b"[]"), "expected a JSON object, found list"),
+    Row("a record that is a list", record(b"[]"), "expected a JSON object, found a list"),
     Row("a record of nothing but lists", record(b'{"a":[' + b"[]," * 100_000 + b"0]}"),
         "JSON so dense"),
     Row("a record without a recipe", record({"recipe": None}), "records no recipe that has a name"),
@@ -92,7 +92,7 @@ def locked_by(change: Callable[[Path], object]) -> Make:
 NOT_OURS = "was not made by qtool"
 MATRICES = [
     Row("a matrix of nothing", matrix(b""), r"matrix\.json: not valid JSON .*another -o"),
-    Row("a matrix that is a list", matrix(b"[]"), "expected a JSON object, found list"),
+    Row("a matrix that is a list", matrix(b"[]"), "expected a JSON object, found a list"),
     Row("a matrix of nothing but lists", matrix(b'{"a":[' + b"[]," * 100_000 + b"0]}"),
         "JSON so dense"),
     Row("a matrix without what it is made of", matrix(b"{}"), "not written by `qtool matrix`"),

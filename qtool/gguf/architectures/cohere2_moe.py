@@ -22,6 +22,7 @@ from qtool.gguf.architectures.modules import (
 from qtool.gguf.architectures.row import OWN_HEADS, Architecture
 from qtool.gguf.architectures.sparse_keys import SIGMOID, SOFTMAX, with_own
 from qtool.gguf.from_hf.hf_config import Config, count, layer_types
+from qtool.printable import in_json
 
 _LEADING, _SHARED = "first_k_dense_replace", "num_shared_experts"
 _WIDTH, _WIDE = "prefix_dense_intermediate_size", "inner of leading blocks"
@@ -77,7 +78,7 @@ def _shared_width(config: Config) -> Value | None:
 def _as_chosen(config: Config) -> str | None:
     given = config.get("expert_selection_fn")
     if given not in SELECTIONS:
-        return f"expert_selection_fn is {given}, and it knows softmax and sigmoid"
+        return f"expert_selection_fn is {in_json(given)}, and it knows softmax and sigmoid"
     if given == "softmax" and not config.get("norm_topk_prob"):
         return "norm_topk_prob is false, and softmax of the chosen adds up to one"
     return None
@@ -87,7 +88,7 @@ def _average(config: Config) -> str | None:
     given = config.get("shared_expert_combination_strategy") or "average"
     if not config.get(_SHARED) or given == "average":
         return None
-    return f"shared_expert_combination_strategy is {given}, and it takes the average"
+    return f"shared_expert_combination_strategy is {in_json(given)}, and it takes the average"
 
 
 def _rotated_first(config: Config) -> str | None:

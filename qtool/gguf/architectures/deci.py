@@ -34,6 +34,7 @@ from qtool.gguf.from_hf.hf_config import (
     whole_numbers,
 )
 from qtool.gguf.from_hf.row_maps import RowMap, Rows
+from qtool.printable import in_json
 
 
 def _described(config: Config) -> list[Mapping[str, Any]]:
@@ -151,7 +152,8 @@ def _known_blocks(config: Config) -> str | None:
                            ("attention", "sparsify"), ("ffn", "sparsify"),
                            ("ffn", "replace_with_linear")):  # fmt: skip
             if one[part].get(name):
-                return f"{name} of block {b}'s {part} is {one[part][name]!r}, and it has no such"
+                said = in_json(one[part][name])
+                return f"{name} of block {b}'s {part} is {said}, and it has no such"
     return None
 
 

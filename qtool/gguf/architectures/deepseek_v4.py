@@ -25,6 +25,7 @@ from qtool.gguf.architectures.modules import ENDS, Module, before, in_blocks, si
 from qtool.gguf.architectures.row import Architecture
 from qtool.gguf.architectures.sparse_keys import gating, with_own
 from qtool.gguf.from_hf.hf_config import BY_BLOCK, Config, count, number, whole_numbers
+from qtool.printable import in_json
 
 _FUNCTION = 4  # the square root of a softplus
 _STREAMS = 4  # that llama.cpp has
@@ -83,7 +84,7 @@ def _ratios(config: Config, blocks: int) -> list[int]:
     limits.listed(config, "layer_types", blocks)
     if unknown := [kind for kind in kinds if kind not in _KINDS]:
         raise SourceError(
-            f"config.json: layer_types names {str(unknown[0])[:80]!r}, expected {', '.join(_KINDS)}"
+            f"config.json: layer_types names {in_json(unknown[0])}, expected {', '.join(_KINDS)}"
         )
     return [_KINDS[kind] for kind in kinds]
 

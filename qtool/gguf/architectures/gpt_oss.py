@@ -12,6 +12,7 @@ from qtool.gguf.architectures.row import Architecture
 from qtool.gguf.from_hf.cuts import Cut
 from qtool.gguf.from_hf.hf_config import Config
 from qtool.gguf.from_hf.row_maps import EVEN_ROWS, ODD_ROWS, RowMap
+from qtool.printable import in_json
 
 _EXPERTS = BLOCK + "mlp.experts."
 _STORED = ((".weight", ""), (".bias", "_bias"))  # parameters that are no weights of a module
@@ -38,7 +39,7 @@ _MODULES = (
 def _its_gate(config: Config) -> str | None:
     for name, usual in (("swiglu_alpha", 1.702), ("swiglu_limit", 7.0)):
         if config.get(name, usual) != usual:
-            return f"{name} is {config[name]}, and it takes {usual}"
+            return f"{name} is {in_json(config[name])}, and it takes {in_json(usual)}"
     return None
 
 

@@ -15,6 +15,7 @@ from qtool.gguf.from_hf.hf_config import (
     number,
     plain_head_width,
 )
+from qtool.printable import in_json
 
 Limit = Callable[[Config], str | None]
 _SOME_DENSE = "some blocks have no experts, and it expects experts in each"
@@ -31,7 +32,9 @@ def chosen_add_up(to_one: bool) -> Limit:
 
     def check(config: Config) -> str | None:
         given = bool(config.get("norm_topk_prob"))
-        return None if given is to_one else f"norm_topk_prob is {given}, and it takes {to_one}"
+        if given is to_one:
+            return None
+        return f"norm_topk_prob is {in_json(given)}, and it takes {in_json(to_one)}"
 
     return check
 
@@ -183,7 +186,9 @@ def yarn_of_usual_slope(config: Config) -> str | None:
         return None
     for name, usual in (("beta_fast", 32.0), ("beta_slow", 1.0), ("attention_factor", None)):
         if (rope.get(name) or usual) != usual:
-            return f"{name} of the rope settings is {rope[name]}, and it does not read that"
+            return (
+                f"{name} of the rope settings is {in_json(rope[name])}, and it does not read that"
+            )
     return None
 
 
@@ -191,7 +196,8 @@ def experts_once_they_start(config: Config) -> str | None:
     last = count(config, "num_hidden_layers") - 1
     for name, usual in (("moe_layer_end_index", (None, -1, last)), ("moe_layer_interval", (1,))):
         if config.get(name) not in usual:
-            return f"{name} is {config[name]}, and it has experts in each block once they start"
+            said = in_json(config[name])
+            return f"{name} is {said}, and it has experts in each block once they start"
     return None
 
 
@@ -300,7 +306,7 @@ def taken(*settings: tuple[str, Any]) -> Limit:
     def check(config: Config) -> str | None:
         for name, usual in settings:
             if config.get(name, usual) != usual:
-                return f"{name} is {config[name]}, and it takes {usual}"
+                return f"{name} is {in_json(config[name])}, and it takes {in_json(usual)}"
         return None
 
     return check

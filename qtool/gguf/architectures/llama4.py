@@ -21,6 +21,7 @@ from qtool.gguf.architectures.sparse_keys import with_own
 from qtool.gguf.from_hf.cuts import Cut
 from qtool.gguf.from_hf.hf_config import Config, count
 from qtool.gguf.from_hf.row_maps import FIRST_HALF, SECOND_HALF, RowMap
+from qtool.printable import in_json
 
 WITHOUT_NORMS = 128  # experts of the model whose queries and keys are not normalized
 _AT = BLOCK + "feed_forward."
@@ -74,13 +75,11 @@ _USUAL = {
 def _known_settings(config: Config) -> str | None:
     for name, usual in _USUAL.items():
         if config.get(name, usual) != usual:
-            return f"{name} is {config[name]}, and it takes {usual}"
+            return f"{name} is {in_json(config[name])}, and it takes {in_json(usual)}"
     normalized = config["num_experts"] != WITHOUT_NORMS
     if bool(config.get("use_qk_norm")) != normalized:
-        given = config.get("use_qk_norm")
-        return (
-            f"use_qk_norm is {given}, and with {config['num_experts']} experts it takes the other"
-        )
+        given, experts = in_json(config.get("use_qk_norm")), config["num_experts"]
+        return f"use_qk_norm is {given}, and with {experts} experts it takes the other"
     return None
 
 

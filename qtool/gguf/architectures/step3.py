@@ -38,6 +38,7 @@ from qtool.gguf.from_hf.hf_config import (
     of_block,
     whole_numbers,
 )
+from qtool.printable import in_json
 
 _WINDOW = "sliding_attention"
 _LEADING = 3  # blocks without experts, unless config.json says otherwise
@@ -79,7 +80,7 @@ def _of_windows(config: Config) -> Config:
     """Settings of blocks with a window, {} where they are like the others."""
     given = config.get("attention_other_setting") or {}
     if not isinstance(given, dict):
-        raise SourceError(f"config.json: attention_other_setting is {str(given)[:80]!r}, no table")
+        raise SourceError(f"config.json: attention_other_setting is {in_json(given)}, no table")
     return given
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from qtool.errors import SourceError
+from qtool.printable import in_json
 
 Config = Mapping[str, Any]
 # Where completed settings have what differs from block to block: for each, the settings it changes.
@@ -103,7 +104,7 @@ def _rope(config: Config, defaults: Config) -> dict[str, dict[str, Any]]:
     said = config.get("rope_scaling") or config.get("rope_parameters")
     given = said or defaults.get("rope_parameters") or {}
     if not isinstance(given, Mapping):
-        raise SourceError(f"config.json: rope_parameters is {given!r}, expected an object")
+        raise SourceError(f"config.json: rope_parameters is {in_json(given)}, expected an object")
     by_kind = {k: v for k, v in given.items() if k.endswith("_attention") and v is not None}
     if any(not isinstance(v, Mapping) for v in by_kind.values()):
         raise SourceError("config.json: rope_parameters of a layer type is not an object")
@@ -135,13 +136,16 @@ def _filled(rope: dict[str, Any], config: Config, defaults: Config) -> dict[str,
     return rope
 
 
+def _said(config: Config, name: str) -> str:
+    said = in_json(config[name]) if name in config else "not there"
+    return f"config.json: {name} is {said}"
+
+
 def count(config: Config, name: str) -> int:
     """A setting that counts something, at least one; SourceError for anything else."""
     value = config.get(name)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 1 << 31:
-        raise SourceError(
-            f"config.json: {name} is {str(value)[:80]!r}, expected a positive whole number"
-        )
+        raise SourceError(f"{_said(config, name)}, expected a positive whole number")
     return value
 
 
@@ -149,7 +153,7 @@ def number(config: Config, name: str) -> float:
     """A setting that is a number; SourceError for anything else."""
     value = config.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e30:
-        raise SourceError(f"config.json: {name} is {str(value)[:80]!r}, expected a number")
+        raise SourceError(f"{_said(config, name)}, expected a number")
     return float(value)
 
 
@@ -159,9 +163,7 @@ def whole_numbers(config: Config, name: str) -> list[int]:
     if given is None:
         return []
     if not isinstance(given, list) or not all(type(one) in (int, bool) for one in given):
-        raise SourceError(
-            f"config.json: {name} is {str(given)[:80]!r}, expected a list of whole numbers"
-        )
+        raise SourceError(f"{_said(config, name)}, expected a list of whole numbers")
     return [int(one) for one in given]
 
 

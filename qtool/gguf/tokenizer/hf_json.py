@@ -14,6 +14,7 @@ from typing import Any
 
 from qtool.errors import FormatError, SourceError
 from qtool.formats.safetensors_file import read_json
+from qtool.printable import in_json
 
 TOKENIZER = "tokenizer.json"
 CONFIG = "tokenizer_config.json"
@@ -118,7 +119,7 @@ def added_tokens(
 
     entries = data.get("added_tokens") or []
     if not isinstance(entries, list):
-        raise FormatError(f"{path}: 'added_tokens' is a {type(entries).__name__}, expected a list")
+        raise FormatError(f"{path}: added_tokens is {in_json(entries)}, expected a list")
     for entry in entries:
         if (
             not isinstance(entry, dict)

@@ -39,6 +39,13 @@ def other_than_a_model(source: GgufSource) -> str | None:
 def check_keys(source: GgufSource) -> Iterator[Finding]:
     """keys: what llama.cpp needs to know is said, and makes sense."""
     prefix = f"{source.architecture}."
+    if (other := _keys_of_another(source)) is not None:
+        yield Finding(
+            "error", "keys", "general.architecture",
+            f"general.architecture says {source.architecture}, and the keys of the model are "
+            f"{other}'s ({other}.{_NEEDED[0]}): llama.cpp does not load the file; put back {other}",
+        )  # fmt: skip
+        return
     row = row_of(source)
     lost = [n for n in (_NEEDED_OF_KNOWN if row else _NEEDED) if prefix + n not in source.metadata]
     if row is not None:
@@ -76,6 +83,15 @@ def check_keys(source: GgufSource) -> Iterator[Finding]:
             yield Finding(
                 "error", "keys", name, f"{name} is {value.value}, expected a small number"
             )  # fmt: skip
+
+
+def _keys_of_another(source: GgufSource) -> str | None:
+    """The architecture whose keys there are, where those of the file's own are not."""
+    ends = [f".{name}" for name in _NEEDED]
+    keys = source.metadata
+    others = [key.removesuffix(ends[0]) for key in keys if key.endswith(ends[0])]
+    whole = [one for one in others if all(one + end in keys for end in ends)]
+    return whole[0] if len(whole) == 1 and whole[0] != source.architecture else None
 
 
 def _rotated(source: GgufSource) -> Iterator[Finding]:
