@@ -42,6 +42,7 @@ from qtool.verification import (
     unlike_settings,
 )
 from qtool.verification.against import biases, error, folds, source_tensors, swapped
+from qtool.verification.against.multiples import check_multiples
 from qtool.verification.against.norms import CHECK as NORMS
 from qtool.verification.against.norms import check_norms
 from qtool.verification.against.one_by_one import one_by_one as source_one_by_one
@@ -206,7 +207,11 @@ def _verdict(
             checks += [error.CHECK, swapped.CHECK, "folds", NORMS, error.MADE_OF]
             others, changed = error.dense_compared(subject, norms, compared)
             findings += changed
-            everything = folds.settled(subject, [*compared, *others])
+            before = [*compared, *others]
+            everything, said = check_multiples(subject, before)
+            known = {c.name for c, now in zip(before, everything, strict=True) if c is not now}
+            findings = [f for f in findings if f.check != "alike" or f.name not in known] + said
+            everything = folds.settled(subject, everything)
             compared = [c for c in everything if c.groups]
             findings += _said(error.CHECK, error.check_errors(subject, compared))
             findings += _said(swapped.CHECK, swapped.check_swapped(subject, compared))

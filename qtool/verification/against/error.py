@@ -16,6 +16,7 @@ from qtool.verification.against import casts, made_up, pruned, single_scales, to
 from qtool.verification.against.biases import as_its_rows
 from qtool.verification.against.casts import ROUNDING, only_cast, same
 from qtool.verification.against.exact import only_scaled
+from qtool.verification.against.factors import multiple_of
 from qtool.verification.against.fit import fit
 from qtool.verification.against.folds import PLUS_ONE, block_of
 from qtool.verification.against.likeness import numbers_changed
@@ -102,6 +103,7 @@ def dense_compared(
                     Compared(
                         name, left, plain / norm(old), None, None,
                         found.columns, found.rows, found.norm, 0, 0, 0, as_columns=found.as_columns,
+                        multiple=multiple_of(found),
                     )
                 )  # fmt: skip
                 continue
