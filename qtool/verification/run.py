@@ -210,13 +210,17 @@ def _verdict(
             before = [*compared, *others]
             everything, said = check_multiples(subject, before)
             known = {c.name for c, now in zip(before, everything, strict=True) if c is not now}
-            findings = [f for f in findings if f.check != "alike" or f.name not in known] + said
+            findings += said
             everything = folds.settled(subject, everything)
             compared = [c for c in everything if c.groups]
-            findings += _said(error.CHECK, error.check_errors(subject, compared))
-            findings += _said(swapped.CHECK, swapped.check_swapped(subject, compared))
+            exchanged = swapped.swapped(subject, compared)
+            findings += swapped.check_swapped(exchanged)
+            known |= {*exchanged}  # what they are is said by then
+            findings = [f for f in findings if f.check != "alike" or f.name not in known]
+            own = [c for c in compared if c.name not in exchanged]
+            findings += _said(error.CHECK, error.check_errors(subject, own))
             findings += _said(error.CHECK, biases.check_biases(subject, everything, norms))
-            findings += folds.check_folds(subject, everything, norms)
+            findings += folds.check_folds(subject, everything, norms, exchanged)
             if not error.rotated(subject):
                 findings += check_norms(subject, everything, norms)
             findings += _said(error.MADE_OF, error.check_made_of(subject))

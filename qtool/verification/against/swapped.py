@@ -17,19 +17,23 @@ from qtool.verification.subject import Subject
 
 CHECK = "swapped"
 _ROWS = 32  # are compared with those of each matrix of the same shape
-_LIKE = 0.8  # cosine: codes of two bits and scales folded in leave more, chance in 32 rows none
+_LIKE = 0.8  # cosine: codes of two bits leave more, chance in 32 rows none
 _MOST = 0.5  # of the matrices: more are another model's
 _LOOKED_AT = 64  # of those that are lost
 
 
-def check_swapped(subject: Subject, compared: Sequence[Compared]) -> Iterator[Finding]:
-    """swapped: no matrix is what the source has by another name."""
+def swapped(subject: Subject, compared: Sequence[Compared]) -> dict[str, str]:
+    """By matrix, the one of the source that it is, of those that are another one's."""
     source = subject.source
     lost = [c.name for c in compared if c.groups and c.error > LOST]
     if source is None or not lost or len(lost) > _MOST * len(compared):
-        return
+        return {}
     starts = {name: _start(subject, name) for name in lost[:_LOOKED_AT]}
-    found = _others(source, {name: rows for name, rows in starts.items() if rows is not None})
+    return _others(source, {name: rows for name, rows in starts.items() if rows is not None})
+
+
+def check_swapped(found: Mapping[str, str]) -> Iterator[Finding]:
+    """swapped: no matrix is what the source has by another name. found: see `swapped`."""
     if found:
         pairs = [f"{name} is the source's {other}" for name, other in found.items()]
         yield Finding(
@@ -62,8 +66,17 @@ def _others(source: Weights, starts: Mapping[str, Floats]) -> dict[str, str]:
         there = rows_of(source, other, in_parts=True)(0, min(_ROWS, info.shape[0]))
         for name, (shape, rows) in shapes.items():
             if shape == info.shape and name != other:
-                best[name] = max(best.get(name, (_LIKE, "")), (_cosine(rows, there), other))
+                alike = max(_cosine(rows, there), _cosine(_even(rows), _even(there)))
+                best[name] = max(best.get(name, (_LIKE, "")), (alike, other))
     return {name: other for name, (_, other) in best.items() if other}
+
+
+def _even(rows: Floats) -> Floats:
+    """With columns and rows of one length, so that scales folded into them do not count."""
+    for axis in (0, 1):
+        size = np.sqrt(np.square(rows).mean(axis=axis, keepdims=True))
+        rows = rows / np.where(size > 0, size, np.float32(1))
+    return rows
 
 
 def _cosine(one: Floats, other: Floats) -> float:
