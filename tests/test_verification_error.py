@@ -30,7 +30,7 @@ from qtool.verification.against.fit import uneven
 from qtool.verification.against.scaling import compare, expected_error
 from qtool.verification.against.side_by_side import rows_of_array
 from qtool.verification.finding import Finding, Verdict
-from qtool.verification.gguf.values import TYPICAL
+from qtool.verification.gguf.typical import TYPICAL
 from qtool.verification.run import verify_artifact
 
 Floats = NDArray[np.float32]

@@ -75,7 +75,7 @@ def _even(rows: Floats) -> Floats:
     """With columns and rows of one length, so that scales folded into them do not count."""
     for axis in (0, 1):
         size = np.sqrt(np.square(rows).mean(axis=axis, keepdims=True))
-        rows = rows / np.where(size > 0, size, np.float32(1))
+        rows = (rows / np.where(size > 0, size, 1)).astype(np.float32)
     return rows
 
 

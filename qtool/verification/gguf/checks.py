@@ -16,7 +16,9 @@ from qtool.runs.progress import Progress
 from qtool.verification import unlike_settings
 from qtool.verification.against import made_up
 from qtool.verification.finding import Finding, LayerError, Verdict
-from qtool.verification.gguf import header, scales, settings, values
+from qtool.verification.gguf import against as tensors_against
+from qtool.verification.gguf import header, layer_errors, scales, settings, values
+from qtool.verification.gguf.sums import Sums, add_up
 
 
 def verify_gguf(
@@ -65,18 +67,18 @@ def verify_gguf(
             numbers, source = scales.multiplied(file, source)
         except QtoolError as problem:
             findings.append(Finding("error", "values", "", str(problem)))
-        sums = values.add_up(numbers, source, threads, steps)
+        sums = add_up(numbers, source, threads, steps)
         findings += values.check_values(sums)
         layers: list[LayerError] = []
         if source is not None:
             checks += ["against", "layer-error", "provenance"]
             checks += [unlike_settings.CHECK, unlike_settings.VOCABULARY]
-            findings += values.check_against(numbers, source)
+            findings += tensors_against.check_against(numbers, source)
             findings += settings.check_settings(file, source)
             findings += settings.check_vocabulary(file, source)
-            findings += values.check_errors(sums, _made_up(path, file))
+            findings += layer_errors.check_errors(sums, _made_up(path, file))
             findings += _provenance(file, sums)
-            layers = values.layer_errors(sums)
+            layers = layer_errors.layer_errors(sums)
         if engine is not None and other is None:
             from qtool.verification.engines.rules import engine_findings
 
@@ -153,10 +155,10 @@ def _made_up(path: Path, file: GgufSource) -> bool:
         return False  # of which _source() tells
 
 
-def _provenance(file: GgufSource, sums: values.Sums) -> Iterator[Finding]:
+def _provenance(file: GgufSource, sums: Sums) -> Iterator[Finding]:
     """provenance: the checksum of its source that the file states is that of this source."""
     said = file.metadata.get(CHECKSUM_KEY)
-    found = values.source_digest(sums)
+    found = tensors_against.source_digest(sums)
     if said is not None and found is not None and str(said.value) != found:
         yield Finding(
             "warning", "provenance", CHECKSUM_KEY,
