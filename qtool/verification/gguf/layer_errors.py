@@ -5,7 +5,8 @@ from collections.abc import Collection, Iterator
 from qtool.verification.against import made_up
 from qtool.verification.against.scaling import UNEXPLAINED, WRONG
 from qtool.verification.finding import Finding, LayerError
-from qtool.verification.gguf import single_blocks
+from qtool.verification.gguf import blanks, single_blocks
+from qtool.verification.gguf.blanks import Blank
 from qtool.verification.gguf.single_blocks import OffBlock
 from qtool.verification.gguf.sums import LOST, PART, SCALED, Sums
 from qtool.verification.gguf.typical import COARSE, TYPICAL
@@ -52,8 +53,8 @@ def check_errors(sums: Sums, moved: bool) -> Iterator[Finding]:
     for number, tensor in enumerate(sums.tensors):
         if tensor.name not in sums.sources:
             continue
-        # Blocks whose scale is off are told by themselves.
-        error = sums.relative(number, sum(one.lost for one in sums.off_of(number)))
+        # Blocks whose scale is off, or with lost bytes, are told by themselves.
+        error = sums.relative(number, sum(one.lost for one in sums.single_of(number)))
         same = sums.sources[tensor.name].type_in_file == tensor.type_in_file
         typical = 0.0 if same else sums.expected(number)
         known = tensor.type.name in SCALED
@@ -85,23 +86,27 @@ def _unlike(sums: Sums, told: Collection[str]) -> Iterator[Finding]:
     """Tensors near enough as a whole, of which parts are not the source's."""
     torn: dict[str, str] = {}
     off: dict[str, list[OffBlock]] = {}
+    blank: dict[str, list[Blank]] = {}
     for number, tensor in enumerate(sums.tensors):
         if tensor.name not in sums.sources or tensor.name in told:
             continue
         pieces = sums.pieces.of(number)
-        blocks = sums.off_of(number)
+        blocks, lost = sums.off_of(number), sums.blanks_of(number)
         parts, others = int(sums.torn[pieces].sum()), int(sums.others[pieces].sum())
         size = tensor.rows * tensor.in_features
         coarse = TYPICAL.get(tensor.type_in_file.name, 0.0) > COARSE
         every = tensor.rows * -(-tensor.in_features // PART)
         if blocks:
             off[tensor.name] = blocks
-            parts -= len({(one.row, one.columns.start // PART) for one in blocks})
+        if lost:
+            blank[tensor.name] = lost
+        parts -= len({(one.row, one.columns.start // PART) for one in sums.single_of(number)})
         if parts >= max(_FEWEST if coarse else 1, _SHARES[coarse] * every):
             torn[tensor.name] = f"{counted(parts, 'part')} of its rows"
         elif 0 < others < size / 2:
             torn[tensor.name] = f"{others:,} of {size:,} numbers"
     yield from single_blocks.told(CHECK, off)
+    yield from blanks.told(CHECK, blank)
     if torn:
         name, what = next(iter(torn.items()))
         yield Finding(

@@ -7,6 +7,7 @@ that `quantize` works in, so that the checksum of the source which it stores can
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,7 @@ from qtool.gguf_types import BY_NAME, FLOATS, BlockType
 from qtool.native.sums import checksum
 from qtool.verification.against.likeness import others
 from qtool.verification.against.side_by_side import sums_of_products
+from qtool.verification.gguf.blanks import Blank, blanks
 from qtool.verification.gguf.single_blocks import OffBlock, off_blocks
 from qtool.verification.gguf.typical import TYPICAL
 from qtool.verification.holes import torn, zero_stretches
@@ -31,6 +33,7 @@ SCALED = {"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"}
 LOST = 0.95  # relative: as far off as zeros
 PART, _UNLIKE = 1024, 3.0  # weights of a row; times the typical error
 _LEAST = 1e-6  # of the mean square: parts that are about 0 in the source tell nothing
+_Block = TypeVar("_Block", OffBlock, Blank)
 
 
 @dataclass
@@ -48,6 +51,7 @@ class Sums:
     pieces: Pieces
     tensors: Sequence[SourceTensor]
     off: dict[int, list[OffBlock]] = field(default_factory=dict)  # of pieces, rows of their tensor
+    blanks: dict[int, list[Blank]] = field(default_factory=dict)  # likewise
     sources: dict[str, SourceTensor] = field(default_factory=dict)
 
     def of(self, sums: NDArray[np.float64], number: int) -> float:
@@ -56,8 +60,19 @@ class Sums:
 
     def off_of(self, number: int) -> list[OffBlock]:
         """The blocks of one tensor whose scale is off."""
+        return self._blocks(self.off, number)
+
+    def blanks_of(self, number: int) -> list[Blank]:
+        """The blocks of one tensor with bytes that were lost."""
+        return self._blocks(self.blanks, number)
+
+    def single_of(self, number: int) -> list[OffBlock | Blank]:
+        """Both."""
+        return [*self.off_of(number), *self.blanks_of(number)]
+
+    def _blocks(self, found: dict[int, list[_Block]], number: int) -> list[_Block]:
         pieces = range(*self.pieces.of(number).indices(len(self.pieces)))
-        return [block for piece in pieces for block in self.off.get(piece, ())]
+        return [block for piece in pieces for block in found.get(piece, ())]
 
     def relative(self, number: int, besides: float = 0.0) -> float:
         """How far a tensor is from its source. besides: squared, what does not count."""
@@ -134,7 +149,12 @@ def add_up(
                     else:
                         kind = tensor.type_in_file.name
                         found.torn[number] = _torn(whole, lost, kind, old.size)
-                        off = off_blocks(new, old, kind, TYPICAL.get(kind, 0.0), by_importance)
+                        usual = TYPICAL.get(kind, 0.0)
+                        lost_ones = blanks(raw, new, old, kind, usual)
+                        if lost_ones:
+                            found.blanks[number] = [one.below(piece.first) for one in lost_ones]
+                        off = off_blocks(new, old, kind, usual, by_importance)
+                        off = [o for o in off if not any(one.has(o) for one in lost_ones)]
                         if off:
                             found.off[number] = [one.below(piece.first) for one in off]
 
