@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from qtool.verification.against.scaling import Compared
 
 _EVEN = MATCH / 2  # of the logarithm: the scales of rows that are one factor
-_LEAST = 0.03  # of the logarithm: nearer to 1, it is what clipping and casting leave
-_WORTH = 1.5  # times the error without the factor: GPTQ makes 1, of two bits, too
+LEAST = 0.03  # of the logarithm: nearer to 1, it is what clipping and casting leave
+WORTH = 1.5  # times the error without the factor: GPTQ makes 1, of two bits, too
 RECIPROCALS = math.inf  # in place of a factor
 
 
@@ -34,11 +34,11 @@ def multiple_of(found: Fit | None) -> Multiple | None:
     if found is None or found.rows is None or uneven(found.rows) > _EVEN:
         return None
     times = float(np.median(found.rows))
-    if (found.columns is not None and found.norm is None) or abs(math.log(times)) < _LEAST:
+    if (found.columns is not None and found.norm is None) or abs(math.log(times)) < LEAST:
         return None
-    if found.without_rows <= _WORTH * found.left / times:
+    if found.without_rows <= WORTH * found.left / times:
         return None
-    return Multiple(times, found.without_rows > _WORTH * found.left / min(times, 1.0))
+    return Multiple(times, found.without_rows > WORTH * found.left / min(times, 1.0))
 
 
 def are_reciprocals(quant: GroupQuant, groups: Floats) -> bool:
@@ -48,4 +48,4 @@ def are_reciprocals(quant: GroupQuant, groups: Floats) -> bool:
     whole, shared, lost = groups[:3].astype(np.float64)
     by = 1 / np.square(quant.rows(slice(None)).scale.astype(np.float64))
     left = float((whole - 2 * by * shared + by * by * (lost + 2 * shared - whole)).sum())
-    return 0 <= left < min(float(lost.sum()), float(whole.sum())) / _WORTH**2
+    return 0 <= left < min(float(lost.sum()), float(whole.sum())) / WORTH**2

@@ -1,11 +1,13 @@
 """Every tensor of a GGUF file against the source: what its type explains, and what is too much."""
 
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 
-from qtool.verification.against import made_up
+from qtool.gguf.source import GgufSource
+from qtool.verification.against import made_up, swapped, to_nearest
 from qtool.verification.against.scaling import UNEXPLAINED, WRONG
 from qtool.verification.finding import Finding, LayerError
-from qtool.verification.gguf import blanks, single_blocks
+from qtool.verification.gguf import blanks, others, single_blocks
 from qtool.verification.gguf.blanks import Blank
 from qtool.verification.gguf.single_blocks import OffBlock
 from qtool.verification.gguf.sums import LOST, PART, SCALED, Sums
@@ -28,6 +30,14 @@ _NORMS = (
 _ROUNDING = 2.0**-8  # the least that counts as an error: bfloat16 on the way makes half of it
 
 
+@dataclass(frozen=True)
+class Made:
+    """What a file says of how it was made."""
+
+    moved: bool  # matrices make up for what was lost before them
+    nearest: bool  # nothing tells that weights were not rounded to the nearest
+
+
 def layer_errors(sums: Sums) -> list[LayerError]:
     """One line for every tensor that is stored in another type than the source's."""
     found = []
@@ -46,12 +56,15 @@ def layer_errors(sums: Sums) -> list[LayerError]:
     return found
 
 
-def check_errors(sums: Sums, moved: bool) -> Iterator[Finding]:
-    """layer-error: no tensor is farther from its source than its type explains. moved: matrices
-    make up for what was lost before them."""
+def check_errors(sums: Sums, source: GgufSource, made: Made) -> Iterator[Finding]:
+    """layer-error: no tensor is farther from its source than its type explains."""
+    multiples, exchanged = others.multiples(sums), others.exchanged(sums, source)
+    yield from others.check_multiples(CHECK, multiples)
+    yield from swapped.check_swapped(exchanged)
+    named = {**multiples, **exchanged}
     far: dict[str, tuple[float, float, bool]] = {}
     for number, tensor in enumerate(sums.tensors):
-        if tensor.name not in sums.sources:
+        if tensor.name not in sums.sources or tensor.name in named:
             continue
         # Blocks whose scale is off, or with lost bytes, are told by themselves.
         error = sums.relative(number, sum(one.lost for one in sums.single_of(number)))
@@ -63,12 +76,14 @@ def check_errors(sums: Sums, moved: bool) -> Iterator[Finding]:
         times = WRONG if known else _WRONG
         wrong = error > max(times * typical, _ROUNDING) or error > max(LOST, 1.5 * typical)
         far[tensor.name] = (error, typical, wrong)
-    if moved:
+    if made.moved:
         near = {name: one[0] for name, one in far.items() if one[0] <= made_up.FARTHEST}
         yield from made_up.told(CHECK, list(near.items()))
         far = {name: one for name, one in far.items() if name not in near}
     wrong = any(one[2] for one in far.values())
-    yield from _unlike(sums, far if wrong else ())
+    yield from _unlike(sums, {*named, *(far if wrong else ())})
+    if made.nearest:
+        yield from to_nearest.told(CHECK, others.unusual(sums, {**named, **far}), None)
     if far:
         name = max(far, key=lambda n: far[n][0])
         error, typical, _ = far[name]
@@ -92,7 +107,7 @@ def _unlike(sums: Sums, told: Collection[str]) -> Iterator[Finding]:
             continue
         pieces = sums.pieces.of(number)
         blocks, lost = sums.off_of(number), sums.blanks_of(number)
-        parts, others = int(sums.torn[pieces].sum()), int(sums.others[pieces].sum())
+        parts, other = int(sums.torn[pieces].sum()), int(sums.others[pieces].sum())
         size = tensor.rows * tensor.in_features
         coarse = TYPICAL.get(tensor.type_in_file.name, 0.0) > COARSE
         every = tensor.rows * -(-tensor.in_features // PART)
@@ -103,8 +118,8 @@ def _unlike(sums: Sums, told: Collection[str]) -> Iterator[Finding]:
         parts -= len({(one.row, one.columns.start // PART) for one in sums.single_of(number)})
         if parts >= max(_FEWEST if coarse else 1, _SHARES[coarse] * every):
             torn[tensor.name] = f"{counted(parts, 'part')} of its rows"
-        elif 0 < others < size / 2:
-            torn[tensor.name] = f"{others:,} of {size:,} numbers"
+        elif 0 < other < size / 2:
+            torn[tensor.name] = f"{other:,} of {size:,} numbers"
     yield from single_blocks.told(CHECK, off)
     yield from blanks.told(CHECK, blank)
     if torn:
