@@ -1,5 +1,5 @@
 """A matrix that is a multiple of the source's, or has 1 / scale for its scales, is told once, and
-only where nothing makes up for it."""
+only where nothing makes up for it; and tensors that the source lacks."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -140,3 +140,18 @@ def test_a_norm_that_its_readers_divided(
     found = told(changed(made(recipe), tmp_path / "x", times((NORM, by))))[0]
     assert (found.severity, found.check, found.name) == ("error", "norms", NORM)
     assert found.message.startswith("1 norm is unlike the source's by more than the layers that ")
+
+
+@pytest.mark.parametrize(("end", "said"), [("bias", "make up for what was lost"), ("x", "Remove")])
+def test_what_the_source_lacks(
+    end: str, said: str, made: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """A warning that says what to do."""
+
+    def change(tensors: Tensors) -> None:
+        tensors[f"{Q}.{end}"] = torch.ones(256)
+
+    found = told(changed(made("w4g128-rtn"), tmp_path / "x", change))
+    (one,) = [f for f in found if f.check == "against"]
+    assert one.severity == "warning" and said in one.message
+    assert one.message.endswith("fetch or make the artifact again")
