@@ -15,7 +15,7 @@ import numpy as np
 from qtool.verification.against.factors import RECIPROCALS
 from qtool.verification.against.folds import PLUS_ONE, block_of, settled
 from qtool.verification.against.norms import CHECK as NORMS
-from qtool.verification.against.pairs import heads_of, is_made_up_for
+from qtool.verification.against.pairs import heads_of, is_made_up_for, unpaired
 from qtool.verification.against.scaling import Compared
 from qtool.verification.against.single_scales import as_words, is_folded, worst
 from qtool.verification.finding import Finding
@@ -36,18 +36,22 @@ def check_multiples(
     alone = settled(subject, [c for c in compared if c.multiple is None])
     folded = {block_of(subject, c.name) for c in alone if is_folded(c)}
     blocks: dict[str, list[Compared]] = defaultdict(list)
-    for c, one in zip(compared, settled(subject, compared), strict=True):
-        scales = one if c.multiple is None else _as_scales(c)
-        # One factor is known well, however coarse the codes are.
-        blocks[block_of(subject, c.name)].append(replace(scales, error=0.0))
+    for c in settled(subject, compared):
+        blocks[block_of(subject, c.name)].append(c)
+    before = {c.name: c for c in compared}
     wrong: dict[str, Compared] = {}
     for name, block in blocks.items():
-        for c in block:
-            if c.multiple is None:
+        # One factor is known well, however coarse the codes are.
+        near = [replace(_as_scales(before[c.name]) if c.multiple else c, error=0.0) for c in block]
+        for c in near:
+            found, was = c.multiple, before[c.name]
+            if found is None:
                 continue
-            sure = c.multiple.shows or name not in folded
-            if c.multiple.times == RECIPROCALS or (sure and not is_made_up_for(c, block, heads)):
-                wrong[c.name] = c
+            made_up = is_made_up_for(c, near, heads)
+            if name in folded:  # coarse codes may hide that its other half is no single factor
+                made_up = made_up or not found.shows or not unpaired(was, block, heads)
+            if found.times == RECIPROCALS or not made_up:
+                wrong[c.name] = was
     rest = [c if c.name not in wrong else _without(c) for c in compared]
     return rest, [*_told(wrong, compared)]
 
