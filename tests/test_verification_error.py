@@ -30,7 +30,7 @@ from qtool.verification.against.fit import uneven
 from qtool.verification.against.scaling import compare, expected_error
 from qtool.verification.against.side_by_side import rows_of_array
 from qtool.verification.finding import Finding, Verdict
-from qtool.verification.gguf.values import TYPICAL
+from qtool.verification.gguf.typical import TYPICAL
 from qtool.verification.run import verify_artifact
 
 Floats = NDArray[np.float32]
@@ -220,8 +220,18 @@ def test_layers_that_changed_places(made: Callable[..., Path], tmp_path: Path) -
             tensors[one], tensors[other] = tensors[other], tensors[one]
 
     verdict = against_tiny(damaged(made("w4g64-rtn"), tmp_path / "out", swap))
-    found = errors(verdict)["layer-error"]
-    assert not verdict.ok and "2 matrices farther" in found.message and "up_proj" in found.name
+    (found,) = [f for f in verdict.findings if f.severity != "note"]
+    assert found.check == "swapped" and "up_proj" in found.name
+    assert found.message.startswith("2 matrices stand under names of another: ")
+
+
+def test_a_matrix_that_is_another_one(made: Callable[..., Path], tmp_path: Path) -> None:
+    def turn(tensors: dict[str, Any]) -> None:
+        for part in ("qweight", "qzeros", "scales"):
+            tensors[f"{UP}.{part}"] = tensors[f"{UP}.{part}"].flip(1)
+
+    found = errors(against_tiny(damaged(made("w4g64-rtn"), tmp_path / "out", turn)))["layer-error"]
+    assert "1 matrix farther" in found.message and "up_proj" in found.name
     assert "by qtool.json the artifact was made of this model" in found.message
 
 

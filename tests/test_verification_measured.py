@@ -15,8 +15,8 @@ from qtool.artifacts.artifact import Artifact
 from qtool.methods import rtn
 from qtool.scheme import GroupQuant, Scheme
 from qtool.verification.matrix import measure
-from qtool.verification.numbers import check_convention
 from qtool.verification.run import verify_artifact
+from qtool.verification.zero_convention import check_convention
 
 
 @pytest.mark.parametrize(

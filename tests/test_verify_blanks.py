@@ -1,6 +1,7 @@
 """Codes that are 0 where the source's weights are far from what these stand for: of stretches that
 were lost, a few bytes long or single; and none where they are 0 on purpose, or by GPTQ's errors."""
 
+import tracemalloc
 from pathlib import Path
 
 import made_up_matrices
@@ -13,7 +14,10 @@ from quantizing import first_block_of_tiny, quantize
 from verifying import forget_digests
 
 from qtool.formats.float_codes import LARGEST, encode
-from qtool.scheme import GroupQuant, Scheme
+from qtool.scheme import GroupQuant, Scheme, joined
+from qtool.verification.against.blanks import blanks
+from qtool.verification.against.likeness import sums_of
+from qtool.verification.against.side_by_side import SideBySide, rows_of_array, rows_of_quant
 from qtool.verification.run import verify_artifact
 
 Floats = NDArray[np.float32]
@@ -168,3 +172,22 @@ def test_one_sentence_of_an_artifact(tmp_path: Path) -> None:
     assert (found.check, found.name) == ("layer-error", "model.layers.0.mlp.up_proj.weight")
     assert found.message.startswith("1 matrix with codes of 0 where the source's weights are far ")
     assert "columns 11 to 12, rows " in found.message
+
+
+@pytest.mark.parametrize("kind", FLOATS)
+def test_memory_does_not_grow_with_rows(kind: str) -> None:
+    """Of a matrix with lost codes, a few rows are looked at at a time."""
+
+    def most(times: int) -> int:
+        weight = np.tile(normal(), (times, 1))
+        quant = joined([small_floats(normal(), kind)] * times)
+        quant.codes[7, 64:128] = 0
+        pair = SideBySide(quant.shape, rows_of_quant(quant), rows_of_array(weight))
+        sums = sums_of(quant, pair)
+        tracemalloc.start()
+        assert blanks(quant, pair, sums) is not None
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return peak
+
+    assert most(16) < 1.5 * most(2)

@@ -14,7 +14,7 @@ from qtool import native_gguf
 from qtool.gguf_types import BY_NAME
 from qtool.verification.finding import Finding
 from qtool.verification.gguf.single_blocks import COARSEST, OffBlock, off_blocks
-from qtool.verification.gguf.values import TYPICAL
+from qtool.verification.gguf.typical import TYPICAL
 from qtool.verification.run import verify_artifact
 
 TINY = Path(qtool.tiny.__file__).parent

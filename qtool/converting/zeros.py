@@ -8,7 +8,7 @@ from qtool.artifacts.artifact import Artifact
 from qtool.errors import FormatError
 from qtool.scheme import GroupQuant, Scheme
 from qtool.verification.matrix import measure
-from qtool.verification.numbers import other_zeros
+from qtool.verification.zero_convention import other_zeros
 
 _ENOUGH = 16  # matrices: a label is of all of them
 

@@ -4,14 +4,15 @@ Every shard is looked at by itself, so that one broken file does not hide the ne
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from qtool.errors import QtoolError
 from qtool.formats import safetensors_file as st
 from qtool.formats.safetensors_header import TensorInfo
 from qtool.verification.finding import Finding
-from qtool.verification.sentences import count
+from qtool.verification.sentences import count as counted
+from qtool.verification.sentences import some
 
 CHECK = "files"
 SINGLE = "model.safetensors"
@@ -97,7 +98,7 @@ def _check_index(folder: Path, index: Path) -> Iterator[Finding]:
             number = sum(1 for other in weight_map.values() if other == file)
             yield Finding(
                 "error", CHECK, file,
-                f"{index.name} names {file} for {count(number, 'tensor')}, but there is no such "
+                f"{index.name} names {file} for {counted(number, 'tensor')}, but there is no such "
                 "file; "
                 "fetch it again",
             )  # fmt: skip
@@ -106,29 +107,21 @@ def _check_index(folder: Path, index: Path) -> Iterator[Finding]:
         yield from findings
         if not findings:
             there[file] = set(tensors)
-    for name, file in weight_map.items():
-        if file in there and name not in there[file]:
-            other = next((f for f, names in there.items() if name in names), None)
-            where = f"it lies in {other}" if other else "no file has it"
-            yield Finding(
-                "error", CHECK, name,
-                f"{index.name} says that {name} is in {file}, but {where}; engines that follow "
-                "the index cannot load it",
-            )  # fmt: skip
+    yield from _elsewhere(index.name, weight_map, there)
     for file, names in there.items():
         extra = [name for name in sorted(names) if weight_map.get(name) != file]
         unknown = [name for name in extra if name not in weight_map]
         if unknown:
             yield Finding(
                 "error", CHECK, file,
-                f"{file} holds {count(len(unknown), 'tensor')} that {index.name} does not name "
+                f"{file} holds {counted(len(unknown), 'tensor')} that {index.name} does not name "
                 f"(the first: {unknown[0]}); engines that follow the index lose them",
             )  # fmt: skip
         twice = [name for name in extra if name in there.get(str(weight_map.get(name)), ())]
         if twice:
             yield Finding(
                 "warning", CHECK, file,
-                f"{file} holds {count(len(twice), 'tensor')} that {index.name} gives to another "
+                f"{file} holds {counted(len(twice), 'tensor')} that {index.name} gives to another "
                 "file, "
                 f"which has the same (the first: {twice[0]}); remove one copy",
             )  # fmt: skip
@@ -145,3 +138,33 @@ def _check_index(folder: Path, index: Path) -> Iterator[Finding]:
                 f"{stray.name} lies in the folder, but {index.name} does not name it; engines "
                 "that load every file would load it too: remove it, or add it to the index",
             )  # fmt: skip
+
+
+def _elsewhere(
+    index: str, weight_map: Mapping[str, object], there: Mapping[str, set[str]]
+) -> Iterator[Finding]:
+    """Tensors that are not in the file that the index gives them to. there: those of each file."""
+    given = {name: str(file) for name, file in weight_map.items() if str(file) in there}
+    wrong = [name for name, file in given.items() if name not in there[file]]
+    lies_in = {name: file for file, names in there.items() for name in names}
+    lost = [name for name in wrong if name not in lies_in]
+    if lost:
+        yield Finding(
+            "error", CHECK, lost[0],
+            f"{index} names {counted(len(lost), 'tensor')} that no file has: {some(lost)}; engines "
+            "that follow the index cannot load the model: fetch its files again",
+        )  # fmt: skip
+    moved = [name for name in wrong if name in lies_in]
+    if moved:
+        first, more = moved[0], moved[1:]
+        pair = {given[first], lies_in[first]}
+        every = [name for name, file in given.items() if file in pair]
+        exchanged = moved == every and all(lies_in[name] in pair for name in moved)
+        yield Finding(
+            "error", CHECK, first,
+            f"{index} says that {first} is in {given[first]}, but it lies in {lies_in[first]}"
+            + (f", and likewise of {counted(len(more), 'tensor')} more: {some(more)}" * bool(more))
+            + "; engines that follow the index cannot load the model: "
+            + ("exchange the names of these two files" if exchanged and more else
+               "correct the index, or fetch it again"),
+        )  # fmt: skip

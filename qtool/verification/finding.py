@@ -1,12 +1,12 @@
 """What verifying finds: findings, the error of each layer, and the verdict that holds both."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
 
-from qtool.errors import FormatError
+from qtool.errors import FormatError, QtoolError
 from qtool.verification.sentences import count
 
 _BY_DIGEST = {"digests", "statement"}  # checks that compare bytes
@@ -92,3 +92,11 @@ def raise_first(path: Path, findings: Iterable[Finding]) -> None:
                 f"{path}: what was written does not pass `qtool verify` ({finding.check}): "
                 f"{finding.message}"
             )
+
+
+def said_by(name: str, findings: Iterator[Finding]) -> Iterator[Finding]:
+    """The findings of a check; what it cannot make sense of is one more."""
+    try:
+        yield from findings
+    except QtoolError as problem:
+        yield Finding("error", name, "", str(problem))

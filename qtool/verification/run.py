@@ -44,19 +44,24 @@ from qtool.verification import (
     tokens,
     unlike_settings,
 )
-from qtool.verification.against import biases, error, folds, source_tensors, swapped
-from qtool.verification.against.norms import CHECK as NORMS
-from qtool.verification.against.norms import check_norms
+from qtool.verification.against import (
+    beside,
+    error,
+    folds,
+    made_of,
+    source_tensors,
+)
 from qtool.verification.against.one_by_one import one_by_one as source_one_by_one
 from qtool.verification.against.scaling import Compared, compare
 from qtool.verification.against.side_by_side import Floats
 from qtool.verification.files import check_files
-from qtool.verification.finding import Finding, Verdict
+from qtool.verification.finding import Finding, Verdict, said_by
 from qtool.verification.matrix import Measured, measure
 from qtool.verification.stated import CHECK as STATED
 from qtool.verification.stated import check_stated, statement_of
 from qtool.verification.subject import Subject, subject_of
 from qtool.verification.tensor_names import of_attention
+from qtool.verification.zero_convention import check_convention
 
 Check = Callable[[Subject], Iterator[Finding]]
 NumericCheck = Callable[[Artifact, Sequence[Measured]], Iterator[Finding]]
@@ -93,7 +98,7 @@ NUMERIC: tuple[tuple[str, NumericCheck], ...] = (
     ("scales", numbers.check_scales),
     ("codes", numbers.check_codes),
     ("zeros", numbers.check_zeros),
-    ("zero-convention", numbers.check_convention),
+    ("zero-convention", check_convention),
     ("g-idx", numbers.check_order),
     ("alike", numbers.check_kinds),
 )
@@ -191,45 +196,34 @@ def _verdict(
             source = source_one_by_one(source)
         subject = replace(subject, source=source)
         checks += [config.SIDE, misfit.CHECK]
-        findings += _said(
-            config.SIDE, config.check_side_files(subject)
-        )  # shapes may be wrong by it
+        # Shapes may be wrong by what another file says.
+        findings += said_by(config.SIDE, config.check_side_files(subject))
         findings += misfit.check_shapes(subject, apart)
         for name, check in STRUCTURAL:
             if name != "against" or source is not None:
                 checks.append(name)
-                findings += once.untold(findings, _said(name, check(subject)))
+                findings += once.untold(findings, said_by(name, check(subject)))
         if opened is not None:
             checks += [unlike_settings.CHECK, unlike_settings.VOCABULARY]
-            said_so = _said(unlike_settings.CHECK, settings.check_settings(subject, opened))
+            said_so = said_by(unlike_settings.CHECK, settings.check_settings(subject, opened))
             findings += once.untold(findings, said_so)
-            findings += _said(
+            findings += said_by(
                 unlike_settings.VOCABULARY, settings.check_vocabulary(subject, opened)
             )
         norms = folds.changed_norms(subject)
         matrices, compared, failed = _measure_all(subject, norms, threads, progress)
         findings += misfit.unread(failed)
         checks.append("dense-values")
-        findings += _said("dense-values", dense.check_dense(subject))
+        findings += said_by("dense-values", dense.check_dense(subject))
         for name, numeric in NUMERIC:
             checks.append(name)
-            findings += _said(name, numeric(subject.artifact, matrices))
+            findings += said_by(name, numeric(subject.artifact, matrices))
         if source is not None:
-            checks += [error.CHECK, swapped.CHECK, "folds", NORMS, error.MADE_OF]
-            others, changed = error.dense_compared(subject, norms, compared)
-            findings += changed
-            everything = folds.settled(subject, [*compared, *others])
-            compared = [c for c in everything if c.groups]
-            findings += _said(error.CHECK, error.check_errors(subject, compared))
-            findings += _said(swapped.CHECK, swapped.check_swapped(subject, compared))
-            findings += _said(error.CHECK, biases.check_biases(subject, everything, norms))
-            findings += folds.check_folds(subject, everything, norms)
-            if not error.rotated(subject):
-                findings += check_norms(subject, everything, norms)
-            findings += _said(error.MADE_OF, error.check_made_of(subject))
+            checks += beside.CHECKS
+            findings, compared = beside.judged(subject, norms, compared, findings)
         layers = error.layer_errors(subject, compared)
     wrong = any(one.severity == "error" for one in findings)
-    if against is not None and (wrong or error.made_of_it(subject) is not True):
+    if against is not None and (wrong or made_of.made_of_it(subject) is not True):
         findings += source_tensors.check_quantized(against)
     if engine is not None:
         from qtool.verification.engines.rules import engine_findings, told_once
@@ -255,14 +249,6 @@ def _as_wide(source: Checkpoint, subject: Subject) -> Checkpoint:
     if wide is None or any(wide.tensors[n].shape == subject.shape_of(n) for n in wide.pads):
         return padded
     return source
-
-
-def _said(name: str, findings: Iterator[Finding]) -> Iterator[Finding]:
-    """The findings of a check; what it cannot make sense of is one more."""
-    try:
-        yield from findings
-    except QtoolError as problem:
-        yield Finding("error", name, "", str(problem))
 
 
 def _measure_all(

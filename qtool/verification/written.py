@@ -15,6 +15,7 @@ from qtool.verification.finding import raise_first
 from qtool.verification.matrix import Measured
 from qtool.verification.subject import subject_of
 from qtool.verification.tensors import check_packed
+from qtool.verification.zero_convention import check_convention
 
 
 def check_written(path: Path, artifact: Artifact, matrices: Sequence[Measured]) -> None:
@@ -28,5 +29,5 @@ def check_written(path: Path, artifact: Artifact, matrices: Sequence[Measured]) 
         config.check_provenance,
     ):
         raise_first(path, check(subject))
-    for numeric in (numbers.check_scales, numbers.check_convention, numbers.check_order):
+    for numeric in (numbers.check_scales, check_convention, numbers.check_order):
         raise_first(path, numeric(artifact, matrices))

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from qtool.formats.float_codes import TABLES
 from qtool.scheme import GroupQuant
 from qtool.verification.against.likeness import Sums, counts_of
-from qtool.verification.against.side_by_side import MOST_ROWS, SideBySide
+from qtool.verification.against.side_by_side import MOST_ROWS, Floats, SideBySide
 from qtool.verification.against.steps import scales_of
 
 _FAR = 0.6  # of the steps from the lowest code to the middle
@@ -37,7 +37,7 @@ _OTHER_SHARE = 0.25
 _ROUNDED = 0.75 / 12, 6e-4  # of step^2, and of small floats of 8 bits W W: rounding leaves more
 _ALL, _MANY = 0.9, 0.3  # of a column or row, and of a matrix: 0 on purpose
 
-Places = tuple[NDArray[np.int64], NDArray[np.int64]]  # rows, columns
+Places = tuple[NDArray[np.int32], NDArray[np.int32]]  # rows, columns
 
 
 @dataclass(frozen=True)
@@ -49,67 +49,74 @@ class Blanks:
 
 
 @dataclass(frozen=True)
-class _Code:
-    """A code of zero bytes, those that it is compared with, how far is far, and the sum of squares
-    that a group with such a weight has at the least, [out, groups]."""
+class _Kind:
+    """A code of zero bytes, and those that it is compared with."""
 
     number: int
     others: tuple[int, ...]
-    far: NDArray[np.float32]
-    least: NDArray[np.float32]
     lowest: bool  # of its range, not its middle
 
 
 def blanks(quant: GroupQuant, pair: SideBySide, sums: Sums) -> Blanks | None:
     """What is lost of a matrix [out, in]; None where nothing is. sums: of the same pair."""
-    for code in _codes(quant, sums):
-        suspects = (sums.groups[2] >= code.least).any(axis=1)
-        if suspects.any() and (found := _judged(quant, code, *_found(quant, pair, code, suspects))):
+    for kind in _kinds(quant):
+        lost, others = _found(quant, pair, sums, kind)
+        if lost[0].size and (found := _judged(quant, kind, lost, others)):
             return found
     return None
 
 
-def _codes(quant: GroupQuant, sums: Sums) -> Iterator[_Code]:
+def _kinds(quant: GroupQuant) -> Iterator[_Kind]:
     scheme = quant.scheme
-    step = np.abs(scales_of(quant)).astype(np.float32)
-    counts = counts_of(quant).astype(np.float32)
     if not scheme.is_float:
-        top, middle = (1 << scheme.bits) - 1, 1 << (scheme.bits - 1)
-        far = np.where(step > 0, np.float32(_FAR * middle) * step, np.float32(np.inf))
+        yield _Kind(0, ((1 << scheme.bits) - 1,), True)
+    if scheme.is_float:
+        yield _Kind(0, (1, 1 | 1 << (scheme.bits - 1)), False)
+    elif scheme.bits == 8 and bool((quant.zero == 128).all()):
+        yield _Kind(128, (127, 129), False)
+
+
+def _bounds(part: GroupQuant, squares: Floats, kind: _Kind) -> tuple[Floats, Floats]:
+    """Of some rows, how far is far, and the sum of squares that a group with such a weight has at
+    the least, [rows, groups]. squares: those of the source's weights."""
+    scheme = part.scheme
+    step = np.abs(scales_of(part)).astype(np.float32)
+    counts = counts_of(part).astype(np.float32)
+    if kind.lowest:
+        far = np.where(step > 0, np.float32(_FAR * (1 << (scheme.bits - 1))) * step, np.inf)
         rounded = np.float32(_ROUNDED[0]) * counts * np.square(step)
-        yield _Code(0, (top,), far, np.square(far) + rounded, True)
-    if scheme.is_float or (scheme.bits == 8 and bool((quant.zero == 128).all())):
-        blank = 0 if scheme.is_float else 128
-        beside = (1, 1 | 1 << (scheme.bits - 1)) if scheme.is_float else (127, 129)
+    else:
         least = np.float32(_STEPS * (TABLES[scheme.book][1] if scheme.is_float else 1.0))
-        usual = np.float32(_USUAL[scheme.bits]) * np.sqrt(np.maximum(sums.groups[0], 0) / counts)
+        usual = np.float32(_USUAL[scheme.bits]) * np.sqrt(np.maximum(squares, 0) / counts)
         far = np.maximum(usual, least * step)
-        far = np.where(far > 0, far, np.float32(np.inf))
-        rounded = np.float32(_ROUNDED[1] * (scheme.bits == 8)) * sums.groups[0]
-        yield _Code(blank, beside, far, np.square(far) + rounded, False)
+        far = np.where(far > 0, far, np.inf)
+        rounded = np.float32(_ROUNDED[1] * (scheme.bits == 8)) * squares
+    far = far.astype(np.float32)
+    return far, np.square(far) + rounded
 
 
-def _found(
-    quant: GroupQuant, pair: SideBySide, code: _Code, suspects: NDArray[np.bool_]
-) -> tuple[Places, Places]:
+def _found(quant: GroupQuant, pair: SideBySide, sums: Sums, kind: _Kind) -> tuple[Places, Places]:
     """Where weights have the code and are far from what it stands for; the same of the others."""
     lost: list[Places] = []
     others: list[Places] = []
     for first in range(0, quant.shape[0], MOST_ROWS):
         last = min(first + MOST_ROWS, quant.shape[0])
-        hit = first + np.flatnonzero(suspects[first:last])
-        if hit.size:
-            part, source = quant.rows(hit), pair.source(first, last)[hit - first]
-            for number, places in ((code.number, lost), *((o, others) for o in code.others)):
-                rows, columns = _far_from(part, source, code, number, code.far[hit])
-                places.append((hit[rows], columns))
+        squares, left = sums.groups[0, first:last], sums.groups[2, first:last]
+        far, least = _bounds(quant.rows(slice(first, last)), squares, kind)
+        suspects = np.flatnonzero((left >= least).any(axis=1))
+        if suspects.size:
+            hit = first + suspects
+            part, source = quant.rows(hit), pair.source(first, last)[suspects]
+            for number, places in ((kind.number, lost), *((o, others) for o in kind.others)):
+                rows, columns = _far_from(part, source, kind, number, far[suspects])
+                places.append((hit[rows].astype(np.int32), columns.astype(np.int32)))
     return _joined(lost), _joined(others)
 
 
 def _far_from(
     part: GroupQuant,
     source: NDArray[np.float32],
-    code: _Code,
+    kind: _Kind,
     number: int,
     far: NDArray[np.float32],
 ) -> Places:
@@ -119,7 +126,7 @@ def _far_from(
     columns = at - rows * part.shape[1]
     groups = part.group_index()[columns]
     weight = source[rows, columns]
-    if not code.lowest:
+    if not kind.lowest:
         is_far = np.abs(weight) > far[rows, groups]
     else:
         scale = scales_of(part)[rows, groups]
@@ -133,15 +140,17 @@ def _far_from(
 
 
 def _joined(places: list[Places]) -> Places:
+    if not places:
+        return np.empty(0, np.int32), np.empty(0, np.int32)
     rows, columns = zip(*places, strict=True)
     return np.concatenate(rows), np.concatenate(columns)
 
 
-def _judged(quant: GroupQuant, code: _Code, lost: Places, others: Places) -> Blanks | None:
-    if not code.lowest:
-        lost = _but_all_of_them(quant, code, lost)
+def _judged(quant: GroupQuant, kind: _Kind, lost: Places, others: Places) -> Blanks | None:
+    if not kind.lowest:
+        lost = _but_all_of_them(quant, kind, lost)
         told = lost[0].size >= _enough(_MIDDLE, others[0].size)
-        told = told and not _is_pruned(quant.codes == code.number)
+        told = told and not _is_pruned(quant.codes, kind.number)
     else:
         told = quant.scheme.bits > _COARSE and lost[0].size >= _enough(_LOWEST, others[0].size)
         if not told:
@@ -150,11 +159,31 @@ def _judged(quant: GroupQuant, code: _Code, lost: Places, others: Places) -> Bla
     return Blanks(lost[0].size, _where(lost)) if told else None
 
 
-def _is_pruned(blank: NDArray[np.bool_]) -> bool:
+def _pieces(codes: NDArray[np.uint8], number: int) -> Iterator[tuple[slice, NDArray[np.bool_]]]:
+    """Some rows of a matrix at a time: which of their codes are this."""
+    for first in range(0, len(codes), MOST_ROWS):
+        rows = slice(first, first + MOST_ROWS)
+        yield rows, codes[rows] == number
+
+
+def _shares(codes: NDArray[np.uint8], number: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Which rows, and which columns, have about nothing but this code."""
+    of_rows, of_columns = np.empty(len(codes)), np.zeros(codes.shape[1])
+    for rows, blank in _pieces(codes, number):
+        of_rows[rows] = blank.mean(axis=1)
+        of_columns += blank.sum(axis=0)
+    return of_rows >= _ALL, of_columns >= _ALL * len(codes)
+
+
+def _is_pruned(codes: NDArray[np.uint8], number: int) -> bool:
     """Whether many weights are 0, outside of rows and columns that are 0 altogether."""
-    rest = blank[blank.mean(axis=1) < _ALL]
-    rest = rest[:, rest.mean(axis=0) < _ALL] if rest.size else rest
-    return bool(rest.size == 0 or rest.mean() > _MANY)
+    whole_rows, whole_columns = _shares(codes, number)
+    kept = np.flatnonzero(~whole_columns)
+    count = sum(
+        int(blank[~whole_rows[rows]][:, kept].sum()) for rows, blank in _pieces(codes, number)
+    )
+    size = int((~whole_rows).sum()) * kept.size
+    return size == 0 or count > _MANY * size
 
 
 def _enough(least: tuple[int, float], others: NDArray[np.int64] | int) -> Any:
@@ -162,17 +191,11 @@ def _enough(least: tuple[int, float], others: NDArray[np.int64] | int) -> Any:
     return least[0] + least[1] * others
 
 
-def _but_all_of_them(quant: GroupQuant, code: _Code, lost: Places) -> Places:
+def _but_all_of_them(quant: GroupQuant, kind: _Kind, lost: Places) -> Places:
     """Those in rows and columns that are not 0 altogether."""
-    rows, columns = lost
-    if not rows.size:
-        return lost
-    hit_rows, hit_columns = np.unique(rows), np.unique(columns)
-    of_rows = (quant.codes[hit_rows] == code.number).mean(axis=1) < _ALL
-    of_columns = (quant.codes[:, hit_columns] == code.number).mean(axis=0) < _ALL
-    kept = of_rows[np.searchsorted(hit_rows, rows)]
-    kept &= of_columns[np.searchsorted(hit_columns, columns)]
-    return rows[kept], columns[kept]
+    whole_rows, whole_columns = _shares(quant.codes, kind.number)
+    kept = ~(whole_rows[lost[0]] | whole_columns[lost[1]])
+    return lost[0][kept], lost[1][kept]
 
 
 def _by_columns(quant: GroupQuant, lost: Places, others: Places) -> Places:

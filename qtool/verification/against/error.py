@@ -3,154 +3,22 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-import numpy as np
-
 from qtool.artifacts.stored_config import quantization_config
-from qtool.checkpoints.checkpoint import Checkpoint
-from qtool.formats.compressed_tensors_transforms import KEY
-from qtool.formats.safetensors_file import FLOAT_DTYPES
 from qtool.scheme import Scheme
-from qtool.streaming.weights import rows_of
-from qtool.verification import config
-from qtool.verification.against import casts, made_up, pruned, single_scales, to_nearest
-from qtool.verification.against.biases import as_its_rows
-from qtool.verification.against.casts import ROUNDING, only_cast, same
-from qtool.verification.against.exact import only_scaled
-from qtool.verification.against.fit import fit
-from qtool.verification.against.folds import PLUS_ONE, block_of
-from qtool.verification.against.likeness import numbers_changed
-from qtool.verification.against.pruned import is_pruned
+from qtool.verification.against import made_up, pruned, single_scales, to_nearest
+from qtool.verification.against.made_of import made_of_it, rotated
 from qtool.verification.against.scaling import LOST, Compared
-from qtool.verification.against.side_by_side import (
-    Floats,
-    SideBySide,
-    norm,
-    rows_of_array,
-    scaled,
-)
 from qtool.verification.finding import Finding, LayerError
 from qtool.verification.sentences import AGAIN, some
 from qtool.verification.sentences import count as counted
 from qtool.verification.subject import Subject
 
-CHECK, MADE_OF = "layer-error", "made-of"
+CHECK = "layer-error"
 _COARSE = 3  # bits
 _MANY_OFF = 0.5  # of the groups: the convention is wrong, not single zeros
 _FEW_OFF = 0.001
 _MOST = 0.5  # of the matrices: fewer are damaged, and the model is this one
 _FROM_ZEROS = 3.0  # times what zeros explain that are off
-
-
-def dense_compared(
-    subject: Subject, norms: Mapping[str, Mapping[str, Floats]], matrices: Sequence[Compared] = ()
-) -> tuple[list[Compared], list[Finding]]:
-    """The unquantized tensors that differ from the source, scales taken out where there are any.
-
-    matrices: the quantized ones, compared.
-    """
-    source = subject.source
-    compared: list[Compared] = []
-    lost: list[str] = []
-    broken: dict[str, str] = {}
-    thinned: list[str] = []
-    other: list[str] = []  # of them, as far off as zeros, with scales taken out
-    layers = {c.name: c for c in matrices}
-    cast: dict[str, tuple[str, str]] = {}
-    changed = {key for block in norms.values() for key in block}
-    for name, entry in subject.entries.items():
-        if source is None or name not in source.tensors or entry.scheme is not None:
-            continue
-        info = source.tensors[name]
-        if tuple(info.shape) != entry.shape:
-            continue
-        if entry.dtype not in FLOAT_DTYPES or info.dtype not in FLOAT_DTYPES:
-            continue
-        if same(subject, name):
-            continue
-        if only_cast(subject, name):
-            cast[name] = info.dtype, entry.dtype
-            continue
-        old = source.float32(name)
-        new = subject.artifact.checkpoint.float32(entry.stored[0])
-        if norm(old - new) <= LOST * norm(old) and is_pruned(new) and not is_pruned(old):
-            thinned.append(name)
-            continue
-        layer = layers.get(name.removesuffix("bias") + "weight") if name.endswith(".bias") else None
-        if layer is not None and as_its_rows(subject, layer, old, new):
-            continue
-        if (number := numbers_changed(new, old, (entry.dtype, info.dtype))) is not None:
-            broken[name] = f"{name} ({number:,} of {new.size:,})"
-            scales = only_scaled(new, old, norms.get(block_of(subject, name), {}))
-            if scales is not None:
-                compared.append(
-                    Compared(
-                        name, 0, norm(old - new) / norm(old), None, None,
-                        scales.columns, scales.rows, scales.norm, 0, 0, 0,
-                    )
-                )  # fmt: skip
-            continue
-        plain = norm(old - new)
-        if name in changed or not plain > ROUNDING * norm(old):
-            continue
-        left = plain / norm(old) if norm(old) else math.inf
-        if old.ndim == 2:
-            pair = SideBySide((len(old), old.shape[1]), rows_of_array(new), rows_of_array(old))
-            found = fit(pair, norms.get(block_of(subject, name), {}))
-            left = found.left / max(norm(scaled(old, found.columns, found.rows)), 1e-30)
-            if left <= ROUNDING:
-                compared.append(
-                    Compared(
-                        name, left, plain / norm(old), None, None,
-                        found.columns, found.rows, found.norm, 0, 0, 0, as_columns=found.as_columns,
-                    )
-                )  # fmt: skip
-                continue
-        elif name.endswith(".bias"):  # divided along with its rows, or with its norm
-            continue
-        lost.append(f"{name} (by {plain / norm(old) if norm(old) else math.inf:.0%})")
-        if left > LOST:
-            other.append(lost[-1])
-    for c in compared:  # scales that are 1 for most inputs leave most numbers, of norms too
-        broken.pop(c.name, None)
-        broken.pop((c.norm or "").removesuffix(PLUS_ONE), None)
-    findings = [*pruned.told(CHECK, thinned), *casts.told(CHECK, cast)]
-    if broken:
-        findings.append(
-            Finding(
-                "error", CHECK, next(iter(broken)),
-                f"{counted(len(broken), 'unquantized tensor')} with the source's numbers, but for "
-                f"some: {some(list(broken.values()))}; it is damaged: fetch or make the "
-                "artifact again",
-            )
-        )  # fmt: skip
-    was = config.dequantized(subject)
-    if was and other:
-        findings.append(
-            Finding(
-                "error", CHECK, other[0].split(" ")[0],
-                f"{counted(len(other), 'matrix')} with nothing in common with the source: "
-                f"{some(other)}; is it the model that this artifact was made of?",
-            )
-        )  # fmt: skip
-    elif lost and was:
-        before = config.side(was[-1], "from")
-        findings.append(
-            Finding(
-                "note", CHECK, "",
-                f"{counted(len(lost), 'matrix')} differ from the source, since they were "
-                f"dequantized from {before}: {some(lost)}",
-            )
-        )  # fmt: skip
-    elif lost:
-        findings.append(
-            Finding(
-                "error", CHECK, lost[0].split(" ")[0],
-                f"{counted(len(lost), 'unquantized tensor')} "
-                f"differ{'s' * (len(lost) == 1)} from the source: {some(lost)}; is it the model "
-                "that this artifact was made of?",
-            )
-        )  # fmt: skip
-    return compared, findings
 
 
 def layer_errors(subject: Subject, compared: Sequence[Compared]) -> list[LayerError]:
@@ -317,38 +185,6 @@ def _by_zeros(c: Compared) -> bool:
     return c.error < _FROM_ZEROS * c.expected * math.sqrt(1 + steps)
 
 
-def rotated(subject: Subject) -> str:
-    """What tells that the weights are in other directions than the source's; "" where nothing does.
-
-    The embedding's rows have the source's lengths, or another tool's config says so.
-    """
-    source = subject.source
-    table = quantization_config(subject.artifact.checkpoint).get(KEY)
-    if table and subject.artifact.provenance is None:
-        return f"the config has a {KEY}"
-    # Of tokens: the largest table, where towers have some of patches and places, too.
-    tables = [
-        entry
-        for name, role in subject.roles.items()
-        if role.reason == "embedding" and len((entry := subject.entries[name]).shape) == 2
-    ]
-    if source is None or not tables:
-        return ""
-    entry = max(tables, key=lambda table: table.parameters)
-    if entry.name not in source.tensors:
-        return ""
-    if entry.scheme is not None or entry.dtype not in FLOAT_DTYPES:
-        return ""
-    if source.tensors[entry.name].shape != entry.shape:
-        return ""
-    some = min(entry.shape[0], 4096)
-    old = rows_of(source, entry.name)(0, some)
-    new = rows_of(subject.artifact.checkpoint, entry.stored[0])(0, some)
-    before, after = np.linalg.norm(old, axis=1), np.linalg.norm(new, axis=1)
-    turned = norm(old - new) > 0.5 * norm(old) and norm(before - after) < 0.02 * norm(before)
-    return "the embedding has the source's norms and other directions" if turned else ""
-
-
 def _other_model(subject: Subject, most: bool) -> str:
     """Whether the provenance names another source. most: of the matrices are far from it."""
     match made_of_it(subject):
@@ -360,22 +196,3 @@ def _other_model(subject: Subject, most: bool) -> str:
             return "; by qtool.json the artifact was made of this model"
         case False:
             return "; by qtool.json the artifact was made of another model than this one"
-
-
-def made_of_it(subject: Subject) -> bool | None:
-    """Whether the source has the digest that the provenance names; None where it names none."""
-    record = (subject.artifact.provenance or {}).get("source")
-    said = record.get("digest") if isinstance(record, Mapping) else None
-    if not isinstance(said, str) or not isinstance(subject.source, Checkpoint):
-        return None
-    return said == f"sha256:{subject.source.digest()}"
-
-
-def check_made_of(subject: Subject) -> Iterator[Finding]:
-    """made-of: the files that the artifact was made of, by its own record."""
-    if made_of_it(subject) is False:
-        yield Finding(
-            "note", MADE_OF, "",
-            "by qtool.json the artifact was made of other files than those given: a copy that was "
-            "saved anew, another revision, or another model, whose errors may look like these",
-        )  # fmt: skip

@@ -7,7 +7,7 @@ divides those of keys. Each half that is found must have its other half.
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -68,10 +68,13 @@ def check_folds(
     subject: Subject,
     compared: Sequence[Compared],
     norms: Mapping[str, Mapping[str, Floats]],
+    others: Container[str] = (),
 ) -> Iterator[Finding]:
-    """folds: what one layer was multiplied by, another was divided by."""
+    """folds: what one layer was multiplied by, another was divided by. others: matrices that are
+    told to be other ones."""
     # The check of scales tells of those that are NaN or infinite; their blocks tell nothing here.
-    broken = {block_of(subject, c.name) for c in compared if not math.isfinite(c.error)}
+    wrong = [c.name for c in compared if c.name in others or not math.isfinite(c.error)]
+    broken = {block_of(subject, name) for name in wrong}
     compared = [c for c in compared if block_of(subject, c.name) not in broken]
     norms = {block: ratios for block, ratios in norms.items() if block not in broken}
     readers: dict[str, list[Compared]] = defaultdict(list)

@@ -68,6 +68,13 @@ def unpaired(c: Compared, near: Sequence[Compared], heads: Heads) -> bool:
     return not _even(c.rows[left], exact)
 
 
+def is_made_up_for(c: Compared, near: Sequence[Compared], heads: Heads) -> bool:
+    """Whether the one factor of a matrix, its `rows` and `as_columns`, has another half."""
+    others = [o for o in near if o.name != c.name]
+    made = any(True for other in others for _ in _made(other, c, heads))
+    return made or (c.rows is not None and any(True for _ in _found(c, others, heads)))
+
+
 def _even(rows: Floats, exact: bool) -> bool:
     return distance(rows, np.ones_like(rows)) < MATCH if exact else uneven(rows) < MATCH
 

@@ -10,6 +10,12 @@ import numpy as np
 from qtool.scheme import GroupQuant
 from qtool.streaming.weights import Rows
 from qtool.verification.against.blanks import Blanks, blanks
+from qtool.verification.against.factors import (
+    RECIPROCALS,
+    Multiple,
+    are_reciprocals,
+    multiple_of,
+)
 from qtool.verification.against.fit import MATCH, Fit, Scales, distance, fit
 from qtool.verification.against.likeness import (
     Likeness,
@@ -63,6 +69,7 @@ class Compared:
     as_stored: float | None = None  # the error with these, where there are any
     blanks: Blanks | None = None  # weights that are lost, their codes 0
     as_columns: Floats | None = None  # `rows` that are one factor, as scales of columns
+    multiple: Multiple | None = None  # of the source
 
     @property
     def explained(self) -> bool:
@@ -96,6 +103,20 @@ class Compared:
 
 def compare(name: str, quant: GroupQuant, source: Rows, norms: Mapping[str, Floats]) -> Compared:
     """source: its rows, of [out, in]. norms: of norms in reach that changed, the ratio [in]."""
+    found = _mended(name, quant, source, norms)
+    if found.multiple is None:
+        return found
+    if found.multiple.times == RECIPROCALS:
+        quant = replace(quant, scale=1 / quant.scale.astype(np.float32))
+        without = _mended(name, quant, source, norms)
+    else:
+        by = np.float32(found.multiple.times)
+        without = _mended(name, quant, lambda first, last: by * source(first, last), norms)
+    return replace(found, multiple=replace(found.multiple, without=without))
+
+
+def _mended(name: str, quant: GroupQuant, source: Rows, norms: Mapping[str, Floats]) -> Compared:
+    """As `compare`, single scales that are off mended."""
     found = _compared(name, quant, source, norms)
     off = single(found.off_scales)
     if not found.explained:  # scales that are far off may have led the search for folds astray
@@ -139,6 +160,11 @@ def _compared(name: str, quant: GroupQuant, source: Rows, norms: Mapping[str, Fl
     whole, left = math.sqrt(sums.whole), math.sqrt(sums.lost)
     zeros = math.sqrt(sums.stored)  # how far zeros are off
     scales: Scales = (found.columns, found.rows) if found else (None, None)
+    multiple = multiple_of(found)
+    by_norm = found is not None and found.norm is not None
+    unfolded = without_rows(sums, found.rows) if found and by_norm else plain_sums.groups
+    if far and are_reciprocals(quant, unfolded):
+        multiple = Multiple(RECIPROCALS, True)
     off, step, lost_codes = _zeros_off(quant, sums)
     like = likeness(quant, sums, lost)
     return Compared(
@@ -160,6 +186,7 @@ def _compared(name: str, quant: GroupQuant, source: Rows, norms: Mapping[str, Fl
         pruned=pruned,
         lost_codes=lost_codes,
         as_columns=found.as_columns if found else None,
+        multiple=multiple,
         off_scales=_off(quant, pair, sums, scales),
         blanks=None if pruned or left > LOST * whole else blanks(quant, pair.scaled(*scales), sums),
     )

@@ -14,8 +14,8 @@ from qtool.formats.safetensors_header import TensorInfo
 from qtool.gguf.open import is_gguf, open_source
 from qtool.gguf_types import FLOATS
 from qtool.verification.finding import Finding
+from qtool.verification.sentences import AGAIN, some
 from qtool.verification.sentences import count as counted
-from qtool.verification.sentences import some
 from qtool.verification.subject import Subject
 from qtool.verification.tensor_names import BUFFERS, PREDICTION, of_attention, packed_part
 
@@ -93,7 +93,8 @@ def check_against(subject: Subject) -> Iterator[Finding]:
     if extra:
         yield Finding(
             "warning", "against", extra[0],
-            f"{counted(len(extra), 'tensor')} not in the source: {some(extra)}",
+            f"{counted(len(extra), 'tensor')} not in the source: {some(extra)}; "
+            + _advice(extra),
         )  # fmt: skip
     others = [
         entry.name
@@ -111,6 +112,17 @@ def check_against(subject: Subject) -> Iterator[Finding]:
             + (f"; also {some(others[1:])}" if len(others) > 1 else "")
             + "; they are different models",
         )  # fmt: skip
+
+
+def _advice(extra: list[str]) -> str:
+    """What to do about tensors that the source lacks."""
+    if all(name.endswith(".bias") for name in extra):
+        return (
+            "engines add them where the architecture or config.json says that there are biases: "
+            "unless whoever made the artifact says that they make up for what was lost, "
+            f"{AGAIN}"
+        )
+    return f"was the artifact made of another model? Remove them, or {AGAIN}"
 
 
 def _stacks(source: Mapping[str, TensorInfo]) -> tuple[str, ...]:

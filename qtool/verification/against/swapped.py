@@ -1,6 +1,6 @@
 """Matrices that are far from the source's of their name, and are another one of it."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -16,20 +16,25 @@ from qtool.verification.sentences import count as counted
 from qtool.verification.subject import Subject
 
 CHECK = "swapped"
-_ROWS = 32  # are compared with those of each matrix of the same shape
-_LIKE = 0.8  # cosine: codes of two bits and scales folded in leave more, chance in 32 rows none
-_MOST = 0.5  # of the matrices: more are another model's
-_LOOKED_AT = 64  # of those that are lost
+ROWS = 32  # are compared with those of each matrix of the same shape
+_LIKE = 0.8  # cosine: codes of two bits leave more, chance in 32 rows none
+MOST = 0.5  # of the matrices: more are another model's
+LOOKED_AT = 64  # of those that are lost
 
 
-def check_swapped(subject: Subject, compared: Sequence[Compared]) -> Iterator[Finding]:
-    """swapped: no matrix is what the source has by another name."""
+def swapped(subject: Subject, compared: Sequence[Compared]) -> dict[str, str]:
+    """By matrix, the one of the source that it is, of those that are another one's."""
     source = subject.source
     lost = [c.name for c in compared if c.groups and c.error > LOST]
-    if source is None or not lost or len(lost) > _MOST * len(compared):
-        return
-    starts = {name: _start(subject, name) for name in lost[:_LOOKED_AT]}
-    found = _others(source, {name: rows for name, rows in starts.items() if rows is not None})
+    if source is None or not lost or len(lost) > MOST * len(compared):
+        return {}
+    read = {name: _start(subject, name) for name in lost[:LOOKED_AT]}
+    starts = {name: rows for name, rows in read.items() if rows is not None}
+    return nearest_of(starts, _of_source(source, starts))
+
+
+def check_swapped(found: Mapping[str, str]) -> Iterator[Finding]:
+    """swapped: no matrix is what the source has by another name. found: see `swapped`."""
     if found:
         pairs = [f"{name} is the source's {other}" for name, other in found.items()]
         yield Finding(
@@ -47,23 +52,37 @@ def _start(subject: Subject, name: str) -> Floats | None:
         return None
     if not isinstance(quant, GroupQuant):
         return None
-    return rows_of_quant(quant)(0, min(_ROWS, quant.shape[0]))
+    return rows_of_quant(quant)(0, min(ROWS, quant.shape[0]))
 
 
-def _others(source: Weights, starts: Mapping[str, Floats]) -> dict[str, str]:
-    """By matrix, the one of the source that it is; those that none is alike are left out. Each of
-    the source's is read once."""
+def _of_source(source: Weights, starts: Mapping[str, Floats]) -> Iterator[tuple[str, Floats]]:
+    """The first rows of each matrix of the source that has the shape of one of these."""
+    wanted = {source.tensors[name].shape for name in starts}
+    for name, info in source.tensors.items():
+        if info.shape in wanted and info.dtype in FLOAT_DTYPES:
+            yield name, rows_of(source, name, in_parts=True)(0, min(ROWS, info.shape[0]))
+
+
+def nearest_of(
+    starts: Mapping[str, Floats], source: Iterable[tuple[str, Floats]]
+) -> dict[str, str]:
+    """By matrix, the one of the source that it is, by the first rows of both; those that none is
+    alike are left out."""
     best: dict[str, tuple[float, str]] = {}
-    shapes = {name: (source.tensors[name].shape, rows) for name, rows in starts.items()}
-    wanted = {shape for shape, _ in shapes.values()}
-    for other, info in source.tensors.items():
-        if info.shape not in wanted or info.dtype not in FLOAT_DTYPES:
-            continue
-        there = rows_of(source, other, in_parts=True)(0, min(_ROWS, info.shape[0]))
-        for name, (shape, rows) in shapes.items():
-            if shape == info.shape and name != other:
-                best[name] = max(best.get(name, (_LIKE, "")), (_cosine(rows, there), other))
+    for other, there in source:
+        for name, rows in starts.items():
+            if rows.shape == there.shape and name != other:
+                alike = max(_cosine(rows, there), _cosine(_even(rows), _even(there)))
+                best[name] = max(best.get(name, (_LIKE, "")), (alike, other))
     return {name: other for name, (_, other) in best.items() if other}
+
+
+def _even(rows: Floats) -> Floats:
+    """With columns and rows of one length, so that scales folded into them do not count."""
+    for axis in (0, 1):
+        size = np.sqrt(np.square(rows).mean(axis=axis, keepdims=True))
+        rows = (rows / np.where(size > 0, size, 1)).astype(np.float32)
+    return rows
 
 
 def _cosine(one: Floats, other: Floats) -> float:

@@ -14,9 +14,12 @@ from qtool.gguf_types import BY_NAME
 from qtool.runs import embedded
 from qtool.runs.progress import Progress
 from qtool.verification import unlike_settings
-from qtool.verification.against import made_up
+from qtool.verification.against import made_up, swapped, to_nearest
 from qtool.verification.finding import Finding, LayerError, Verdict
-from qtool.verification.gguf import header, scales, settings, values
+from qtool.verification.gguf import against as tensors_against
+from qtool.verification.gguf import header, layer_errors, scales, settings, values
+from qtool.verification.gguf.layer_errors import Made
+from qtool.verification.gguf.sums import Sums, add_up
 
 
 def verify_gguf(
@@ -65,18 +68,18 @@ def verify_gguf(
             numbers, source = scales.multiplied(file, source)
         except QtoolError as problem:
             findings.append(Finding("error", "values", "", str(problem)))
-        sums = values.add_up(numbers, source, threads, steps)
+        sums = add_up(numbers, source, threads, steps)
         findings += values.check_values(sums)
         layers: list[LayerError] = []
         if source is not None:
-            checks += ["against", "layer-error", "provenance"]
+            checks += ["against", "layer-error", swapped.CHECK, "provenance"]
             checks += [unlike_settings.CHECK, unlike_settings.VOCABULARY]
-            findings += values.check_against(numbers, source)
+            findings += tensors_against.check_against(numbers, source)
             findings += settings.check_settings(file, source)
             findings += settings.check_vocabulary(file, source)
-            findings += values.check_errors(sums, _made_up(path, file))
+            findings += layer_errors.check_errors(sums, source, _made(path, file))
             findings += _provenance(file, sums)
-            layers = values.layer_errors(sums)
+            layers = layer_errors.layer_errors(sums)
         if engine is not None and other is None:
             from qtool.verification.engines.rules import engine_findings
 
@@ -145,18 +148,21 @@ def _padded(against: Path, multiple: int) -> tuple[GgufSource | None, list[Findi
     return hf_source(padded(opened(against, requantize=True), multiple)), []
 
 
-def _made_up(path: Path, file: GgufSource) -> bool:
-    """Whether matrices were moved before they were rounded, by the recipe in the file."""
+def _made(path: Path, file: GgufSource) -> Made:
+    """How the matrices were made, by the recipe in the file."""
+    weighed = any(key.startswith("quantize.imatrix.") for key in file.metadata)
     try:
-        return RECIPE_KEY in file.metadata and made_up.makes_up(embedded.read(path).recipe)
+        recipe = embedded.read(path).recipe if RECIPE_KEY in file.metadata else {}
     except QtoolError:
-        return False  # of which _source() tells
+        recipe = {}  # of which _source() tells
+    plain = to_nearest.to_nearest(recipe) is not False and not recipe.get("transforms")
+    return Made(made_up.makes_up(recipe), plain and not weighed)
 
 
-def _provenance(file: GgufSource, sums: values.Sums) -> Iterator[Finding]:
+def _provenance(file: GgufSource, sums: Sums) -> Iterator[Finding]:
     """provenance: the checksum of its source that the file states is that of this source."""
     said = file.metadata.get(CHECKSUM_KEY)
-    found = values.source_digest(sums)
+    found = tensors_against.source_digest(sums)
     if said is not None and found is not None and str(said.value) != found:
         yield Finding(
             "warning", "provenance", CHECKSUM_KEY,

@@ -26,7 +26,7 @@ from qtool.verification.finding import Finding
 from qtool.verification.sentences import AGAIN
 from qtool.verification.sentences import count as counted
 
-# Relative errors of normal numbers up to which a type tells; see values.TYPICAL.
+# Relative errors of normal numbers up to which a type tells; see typical.py.
 COARSEST = 0.16
 _WITH_MINIMUM, _WIDTH = {"Q4_1", "Q5_1", "Q4_K", "Q5_K"}, 32
 _NEAR = NEAR, 1 / NEAR  # what is no factor
