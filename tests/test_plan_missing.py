@@ -14,6 +14,7 @@ from qtool.errors import UnsupportedError
 from qtool.gguf.from_hf.source import hf_source
 from qtool.planning.plan import make_plan
 from qtool.recipe.recipe import load
+from qtool.verification.run import verify_artifact
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 256,
@@ -65,6 +66,15 @@ def test_whole_models_are_not_refused(shapes: Shapes, more: dict[str, Any], tmp_
         for one in make_plan(load("w8-rtn"), Checkpoint.open(folder)).warnings
         if "missing" in one or "different models" in one
     ]
+
+
+def test_names_without_their_first_part(tmp_path: Path) -> None:
+    """Qwen3-Embedding's class writes text, and its names are those of a model without a head."""
+    folder = header_files.write(tmp_path, renamed(header_files.llama(), "model.", ""), LLAMA)
+    (said,) = make_plan(load("w8-rtn"), Checkpoint.open(folder)).warnings
+    assert "embed_tokens.weight in place of model.embed_tokens.weight" in said
+    found = [one for one in verify_artifact(folder).findings if one.check == "tensors"]
+    assert [(one.severity, one.message) for one in found] == [("warning", said)]
 
 
 def test_blocks_at_the_end_of_a_model_that_nobody_knows(tmp_path: Path) -> None:

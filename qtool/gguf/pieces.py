@@ -221,18 +221,19 @@ def check_sums(
     if not isfinite(size):
         raise SourceError(_not_finite(tensor, raw, piece.first))
     if not isfinite(lost):
-        raise _too_large(tensor, piece.first, piece.last)
+        raise _too_large(tensor, f"rows {piece.first} to {piece.last - 1}")
 
 
 def check_fits(tensor: PlannedTensor, first: int, back: Floats) -> None:
     """FormatError where blocks of rows from `first` on stand for what is not finite."""
-    if not np.isfinite(back).all():
-        raise _too_large(tensor, first, first + len(back))
+    good = np.isfinite(back).all(axis=-1)
+    if not good.all():
+        raise _too_large(tensor, f"row {first + int(np.argmin(good))}")
 
 
-def _too_large(tensor: PlannedTensor, first: int, last: int) -> FormatError:
+def _too_large(tensor: PlannedTensor, where: str) -> FormatError:
     return FormatError(
-        f"{tensor.name}: weights in rows {first} to {last - 1} are too large for "
+        f"{tensor.name}: weights in {where} are too large for "
         f"{tensor.type.name}; give the tensor another type with an override"
     )
 

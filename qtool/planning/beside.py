@@ -67,6 +67,7 @@ def check_whole(checkpoint: Checkpoint) -> list[str]:
     """UnsupportedError where tensors are sure to be missing; or what seems to be wrong: blocks that
     are not there or lack what others have, no head, a tokenizer of another model."""
     from qtool.artifacts.artifact import Artifact
+    from qtool.verification import by_table
     from qtool.verification.subject import subject_of
     from qtool.verification.tensors import lacking
     from qtool.verification.tokens import of_another_model
@@ -77,6 +78,8 @@ def check_whole(checkpoint: Checkpoint) -> list[str]:
         subject = subject_of(checkpoint.path, Artifact.of(checkpoint), None)
         found, odd = lacking(subject)
         other = of_another_model(subject)
+        row = by_table.row_of(checkpoint.config)
+        bare = None if row is None else by_table.bare_name(subject.present, row[0])
     except QtoolError:
         return []  # is told where it matters
     if found is not None:
@@ -84,6 +87,8 @@ def check_whole(checkpoint: Checkpoint) -> list[str]:
     if _lacks_head(checkpoint):
         odd.append("there is no output head, and config.json says that the embedding is none")
     said = [f"{one}; is a part of it missing?" for one in odd]
+    if bare is not None:
+        said.append(by_table.said_bare(*bare))
     return said if other is None else [*said, other]
 
 

@@ -56,7 +56,7 @@ def check_by_table(
     subject: Subject, architecture: Architecture, config: dict[str, Any]
 ) -> Iterator[Finding]:
     """Every module of the architecture in every block, of the right shape; and no other."""
-    names = _names(subject)
+    names = _names(subject, architecture)
     used: set[str] = set()
     places: list[_Place] = []
     others: list[OtherShape] = []
@@ -70,7 +70,9 @@ def check_by_table(
             if str(error) not in said:
                 yield Finding("error", CHECK, names[place.found[0]], str(error))
             said.add(str(error))
-    if inside := _wrapped(config, names, used):
+    if (bare := bare_name(subject.present, architecture)) is not None:
+        yield Finding("warning", CHECK, bare[0], said_bare(*bare))
+    elif inside := _wrapped(config, names, used):
         new, old = next(iter(inside.items()))
         yield Finding(
             "error", CHECK, old,
@@ -101,9 +103,19 @@ def check_by_table(
         )  # fmt: skip
 
 
+def said_bare(name: str, whole: str) -> str:
+    """The sentence on names that lack their first part. Source: vLLM 0.33, models/adapters.py."""
+    return (
+        f"tensors are named as where a model was saved without its head ({name} in place of "
+        f"{whole}): vLLM finds them where the model makes embeddings, and not where it writes text; "
+        "for that save it once with transformers, "
+        "AutoModelForCausalLM.from_pretrained(MODEL).save_pretrained(OUT)"
+    )
+
+
 def named_so(subject: Subject, architecture: Architecture, config: dict[str, Any]) -> bool:
     """Whether anything in a block has the name that the table gives it."""
-    places = _places(architecture, config, _names(subject))
+    places = _places(architecture, config, _names(subject, architecture))
     return any(place.found and "{b}" in place.module.name for place in places)
 
 
@@ -111,7 +123,7 @@ def lost_by_table(
     subject: Subject, architecture: Architecture, config: dict[str, Any]
 ) -> list[str]:
     """Tensors that the architecture needs and that are not there."""
-    names = _names(subject)
+    names = _names(subject, architecture)
     return _lost(_places(architecture, config, names), architecture, config, names)
 
 
@@ -184,7 +196,7 @@ def other_shapes(
     subject: Subject, architecture: Architecture, config: dict[str, Any]
 ) -> Iterator[OtherShape]:
     """Tensors that have other shapes than the architecture gives them."""
-    names = _names(subject)
+    names = _names(subject, architecture)
     for place in _places(architecture, config, names):
         with suppress(QtoolError):
             yield from _other_shape(subject, place, names, config)
@@ -201,8 +213,29 @@ class _Place:
     found: list[str]
 
 
-def _names(subject: Subject) -> dict[str, str]:
-    return {name_alone(name): name for name in subject.present}
+def _names(subject: Subject, architecture: Architecture) -> dict[str, str]:
+    """Stored names by those of the architecture, whether a model is around it or the first part of
+    each is lacking."""
+    names = {name_alone(name): name for name in subject.present}
+    bare = bare_name(names, architecture)
+    if bare is None:
+        return names
+    first = bare[1].removesuffix(bare[0])
+    return {
+        name if is_head(name.removesuffix(".weight")) else first + name: stored
+        for name, stored in names.items()
+    }
+
+
+def bare_name(names: Collection[str], architecture: Architecture) -> tuple[str, str] | None:
+    """A tensor outside of blocks that lacks the first part of its name, as where a class without a
+    head was saved (Qwen3-Embedding), and the whole name."""
+    outer = (module for module in architecture.modules if "{b}" not in module.name)
+    for name in (f"{stored}.weight" for module in outer for stored in module.stored):
+        bare = name.partition(".")[2]
+        if "." in bare and bare in names and name not in names:
+            return bare, name
+    return None
 
 
 def _wrapped(

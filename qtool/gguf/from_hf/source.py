@@ -184,9 +184,16 @@ def _tensors(architecture: Architecture, found: Found) -> list[SourceTensor]:
         needed = (module.needed or name in HEADS) and not found.left_out(block)
         if parts[0] is None and (any(parts) or needed):
             lacking = (module.each or (name,))[0].replace("{b}", str(block)).replace("{i}", "0")
+            lacking += module.ends[0][1]
+            bare = lacking.partition(".")[2]
+            way = "fetch it again, or check config.json"
+            if bare in found.names:
+                way = (
+                    f"it has {bare}, as of a class without a head: save it once with "
+                    "AutoModelForCausalLM.from_pretrained(MODEL).save_pretrained(OUT)"
+                )
             raise FormatError(
-                f"{path}: lacks {lacking}{module.ends[0][1]}, which llama.cpp's "
-                f"{architecture.name} needs; fetch it again, or check config.json"
+                f"{path}: lacks {lacking}, which llama.cpp's {architecture.name} needs; {way}"
             )
         tensors += [tensor for tensor in parts if tensor is not None]
     position = {name: at for at, name in enumerate(found.checkpoint.tensors)}
