@@ -392,7 +392,7 @@ def test_an_override_leaves_them_fused(
     told = [str(plan.by_name[name].reason) for name in block]
     assert reason in told[-1] and all(one.startswith("override '*.") for one in told)
     assert not [one for one in plan.warnings if "matches no" in one]
-    (said,) = [one for one in plan.warnings if "hold fused experts" in one]
+    (said,) = [one for one in plan.warnings if "of fused experts stay dense" in one]
     assert said.startswith("2 tensors")
 
 

@@ -183,9 +183,9 @@ def test_refused(name: str, changes: dict[str, Any], message: str, tmp_path: Pat
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_kv_shared_layers": -1}, "num_kv_shared_layers is '-1'"),
+        ({"num_kv_shared_layers": -1}, "num_kv_shared_layers is -1"),
         ({"layer_types": [FULL]}, "layer_types is not a list of 4 names"),
-        ({"per_layer_config": {"2": {"head_dim": "x"}, "3": {"head_dim": "x"}}}, "head_dim is 'x'"),
+        ({"per_layer_config": {"2": {"head_dim": "x"}, "3": {"head_dim": "x"}}}, 'head_dim is "x"'),
         ({"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 96},
          r"lacks model\.embed_tokens_per_layer\.weight"),
         ({"enable_moe_block": True, "num_experts": 2}, r"lacks model\.layers\.0\.router\.proj"),

@@ -37,7 +37,7 @@ REFUSED: dict[str, tuple[tuple[dict[str, Any], str], ...]] = {
         ({"hc_mult": 2}, "hc_mult is 2, and it takes 4"),
         ({"compress_ratios": [0, 4, 64, 4, 0]}, "64 tokens are put together"),
         ({"compress_ratios": [0, 0, 128, 128, 0]}, "no block puts 4 tokens together"),
-        ({"scoring_func": "sigmoid"}, "scoring_func is sigmoid"),
+        ({"scoring_func": "sigmoid"}, 'scoring_func is "sigmoid"'),
         ({"index_head_dim": 48}, "index_head_dim is 48"),
         ({"mlp_layer_types": ["moe", *["hash_moe"] * 2, "moe", "moe"]}, "are not the first"),
         ({"o_groups": 3}, "4 heads are no multiple of o_groups"),
@@ -48,7 +48,7 @@ REFUSED: dict[str, tuple[tuple[dict[str, Any], str], ...]] = {
     ),
     "ling-3": (
         ({"q_lora_rank": 8}, "q_lora_rank is 8"),
-        ({"kda_safe_gate": False}, "kda_safe_gate is False"),
+        ({"kda_safe_gate": False}, "kda_safe_gate is false"),
         ({"kda_lower_bound": 1.0}, "kda_lower_bound is 1.0"),
         ({"moe_shared_expert_intermediate_size": 32}, "shared experts are 32 wide"),
         ({"expert_swiglu_limit_list": 3}, "expert_swiglu_limit_list is no list"),
@@ -57,7 +57,7 @@ REFUSED: dict[str, tuple[tuple[dict[str, Any], str], ...]] = {
     "minimax-01": (
         ({"mlp_alpha_factor": 2.0}, "streams are multiplied by 2.0 and 3.5"),
         ({"linear_attn_beta_factor": 2.0}, "what parts give is multiplied by 2.0"),
-        ({"postnorm": False}, "postnorm is False"),
+        ({"postnorm": False}, "postnorm is false"),
     ),
     "internlm2": (({"bias": True}, "bias is true"), ({"head_dim": 16}, "head_dim is 16")),
     "baichuan": (
@@ -66,7 +66,7 @@ REFUSED: dict[str, tuple[tuple[dict[str, Any], str], ...]] = {
     ),
     "chatglm": (
         ({"kv_channels": 32}, "kv_channels is 32"),
-        ({"post_layer_norm": False}, "post_layer_norm is False"),
+        ({"post_layer_norm": False}, "post_layer_norm is false"),
         ({"add_bias_linear": True}, "add_bias_linear is true"),
     ),
     "deci": (
@@ -153,16 +153,16 @@ def test_ling_3_of_bounded_gates(tmp_path: Path) -> None:
     [
         ("compress_ratios", [4, 4], "compress_ratios has 2 numbers"),
         ("compress_ratios", "x", "compress_ratios"),
-        ("layer_types", ["full_attention"] * 5, "layer_types names 'full_attention'"),
+        ("layer_types", ["full_attention"] * 5, 'layer_types names "full_attention"'),
         ("layer_types", ["sliding_attention"], "layer_types"),
         ("mlp_layer_types", 3, "mlp_layer_types"),
         ("num_hash_layers", "x", "num_hash_layers"),
         ("block_configs", 3, "block_configs is not a list of 4 objects"),
         ("block_configs", [1] * 4, "block_configs is not a list of 4 objects"),
-        ("block_configs", _blocks(0, "ffn", ffn_mult="x"), "ffn_mult is 'x'"),
-        ("block_configs", _blocks(0, "attention", n_heads_in_group=0), "n_heads_in_group is '0'"),
-        ("rope_ratio", "x", "rope_ratio is 'x'"),
-        ("multi_query_group_num", "x", "num_key_value_heads is 'x'"),
+        ("block_configs", _blocks(0, "ffn", ffn_mult="x"), 'ffn_mult is "x"'),
+        ("block_configs", _blocks(0, "attention", n_heads_in_group=0), "n_heads_in_group is 0"),
+        ("rope_ratio", "x", 'rope_ratio is "x"'),
+        ("multi_query_group_num", "x", 'num_key_value_heads is "x"'),
     ],
 )
 def test_settings_of_other_kinds(key: str, value: object, said: str, tmp_path: Path) -> None:

@@ -107,8 +107,8 @@ def said_bare(name: str, whole: str) -> str:
     """The sentence on names that lack their first part. Source: vLLM 0.33, models/adapters.py."""
     return (
         f"tensors are named as where a model was saved without its head ({name} in place of "
-        f"{whole}): vLLM finds them where the model makes embeddings, and not where it writes text; "
-        "for that save it once with transformers, "
+        f"{whole}): vLLM finds them where the model makes embeddings, and not where it writes "
+        "text; for that save it once with transformers, "
         "AutoModelForCausalLM.from_pretrained(MODEL).save_pretrained(OUT)"
     )
 

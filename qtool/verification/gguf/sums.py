@@ -150,7 +150,9 @@ def add_up(
                         kind = tensor.type_in_file.name
                         found.torn[number] = _torn(whole, lost, kind, old.size)
                         usual = TYPICAL.get(kind, 0.0)
-                        lost_ones = blanks(raw, new, old, kind, usual)
+                        lost_ones = []
+                        if tensor.type is tensor.type_in_file:  # else raw is multiplied already
+                            lost_ones = blanks(raw, new, old, kind, usual)
                         if lost_ones:
                             found.blanks[number] = [one.below(piece.first) for one in lost_ones]
                         off = off_blocks(new, old, kind, usual, by_importance)
