@@ -1,6 +1,7 @@
 """Tensors under names that a class does not have, and blocks and biases that a config.json does not
 speak of as they are."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,18 @@ def test_packed_likewise(tmp_path: Path) -> None:
 def test_inside_of_another_model_they_are_well(tmp_path: Path) -> None:
     gguf_models.build("mistral4", tmp_path / "x")
     assert said(tmp_path / "x", "tensors") == []
+
+
+def test_a_class_that_takes_them_under_either_names(tmp_path: Path) -> None:
+    folder = tmp_path / "x"
+    gguf_models.build("qwen3.5", folder)
+    assert json.loads((folder / "config.json").read_text())["model_type"] == "qwen3_5_text"
+    with raw.edited(folder) as tensors:
+        for name in [name for name in tensors if name.startswith("model.")]:
+            inside = name.replace("model.", "model.language_model.", 1)
+            tensors[inside] = tensors.pop(name)
+    assert said(folder, "tensors") == []
+    assert lost(folder) == set()
 
 
 def test_a_number_of_blocks_that_is_not_said(tmp_path: Path) -> None:
