@@ -111,6 +111,23 @@ def test_biases_that_a_config_speaks_of(
     assert [one.severity for one in said(folder, CHECK)] == ([severity] if severity else [])
 
 
+def test_biases_of_zeros_change_nothing(tmp_path: Path) -> None:
+    """AutoGPTQ stored them for every layer, whatever the source had."""
+    quantize(TINY, "w4g128-rtn", tmp_path / "x", "format=gptq")
+    forget_digests(tmp_path / "x")
+    config = json.loads((tmp_path / "x" / "config.json").read_text())
+    config["attention_bias"] = False
+    (tmp_path / "x" / "config.json").write_text(json.dumps(config))
+    for value, told in ((0.0, 0), (0.5, 1)):
+        with raw.edited(tmp_path / "x") as tensors:
+            for block in range(4):
+                tensors.pop(f"{Q.format(block)}.bias", None)
+                rows = tensors[f"{Q.format(block)}.scales"].shape[1]
+                zeros = np.full(rows, value, np.float16).tobytes()
+                tensors[f"{Q.format(block)}.bias"] = Raw("F16", (rows,), zeros)
+        assert len(said(tmp_path / "x", CHECK)) == told
+
+
 def test_classes_that_read_it_are_those_of_transformers() -> None:
     for kind, key in [(k, "attention_bias") for k in READ] + [(k, "mlp_bias") for k in READ_MLP]:
         module = CONFIG_MAPPING[kind].__module__.replace("configuration_", "modeling_")
