@@ -56,6 +56,7 @@ WRONG = [
     ({"dtype": "foo"}, "dtype 'foo'; expected a dtype"),
     ({"dtype": REMOVED, "torch_dtype": "foo"}, "torch_dtype 'foo'"),
     ({"dtype": "torch.bfloat16"}, "dtype 'torch.bfloat16'"),
+    ({"dtype": ["bfloat16"]}, "dtype ['bfloat16']; expected a dtype"),
     ({"hidden_act": "foo"}, "hidden_act 'foo'; expected an activation"),
     ({"hidden_act": "SiLU"}, "hidden_act 'SiLU'"),
     ({"hidden_act": 3}, "hidden_act 3; expected the name"),
@@ -114,6 +115,18 @@ def test_a_class_that_is_not_known_may_have_names_of_its_own(
 ) -> None:
     (one,) = said(changed(tmp_path / "x", changes | OTHER))
     assert one.severity == "warning"
+
+
+def test_a_decoder_that_does_not_turn_has_no_theta(tmp_path: Path) -> None:
+    """transformers 5 stores null of Granite's without positions."""
+    still = {
+        "architectures": ["GraniteMoeHybridForCausalLM"], "model_type": "granitemoehybrid",
+        "position_embedding_type": "nope", "rope_theta": REMOVED,
+        "rope_parameters": {"rope_theta": None, "rope_type": "default"},
+    }  # fmt: skip
+    made = CONFIG_MAPPING["granitemoehybrid"](position_embedding_type="nope", rope_theta=None)
+    assert made.to_dict()["rope_parameters"] == still["rope_parameters"]
+    assert said(changed(tmp_path / "x", still)) == []
 
 
 def test_no_root_is_taken_of_what_is_below_zero(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Tensors under names that a class does not have, and blocks and biases that a config.json does not
 speak of as they are."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,18 @@ def test_inside_of_another_model_they_are_well(tmp_path: Path) -> None:
     assert said(tmp_path / "x", "tensors") == []
 
 
+def test_a_class_that_takes_them_under_either_names(tmp_path: Path) -> None:
+    folder = tmp_path / "x"
+    gguf_models.build("qwen3.5", folder)
+    assert json.loads((folder / "config.json").read_text())["model_type"] == "qwen3_5_text"
+    with raw.edited(folder) as tensors:
+        for name in [name for name in tensors if name.startswith("model.")]:
+            inside = name.replace("model.", "model.language_model.", 1)
+            tensors[inside] = tensors.pop(name)
+    assert said(folder, "tensors") == []
+    assert lost(folder) == set()
+
+
 def test_a_number_of_blocks_that_is_not_said(tmp_path: Path) -> None:
     folder = dense(tmp_path / "x", num_hidden_layers=None)
     (one,) = said(folder, "tensors")
@@ -96,6 +109,23 @@ def test_biases_that_a_config_speaks_of(
     if stored:
         with_biases(folder)
     assert [one.severity for one in said(folder, CHECK)] == ([severity] if severity else [])
+
+
+def test_biases_of_zeros_change_nothing(tmp_path: Path) -> None:
+    """AutoGPTQ stored them for every layer, whatever the source had."""
+    quantize(TINY, "w4g128-rtn", tmp_path / "x", "format=gptq")
+    forget_digests(tmp_path / "x")
+    config = json.loads((tmp_path / "x" / "config.json").read_text())
+    config["attention_bias"] = False
+    (tmp_path / "x" / "config.json").write_text(json.dumps(config))
+    for value, told in ((0.0, 0), (0.5, 1)):
+        with raw.edited(tmp_path / "x") as tensors:
+            for block in range(4):
+                tensors.pop(f"{Q.format(block)}.bias", None)
+                rows = tensors[f"{Q.format(block)}.scales"].shape[1]
+                zeros = np.full(rows, value, np.float16).tobytes()
+                tensors[f"{Q.format(block)}.bias"] = Raw("F16", (rows,), zeros)
+        assert len(said(tmp_path / "x", CHECK)) == told
 
 
 def test_classes_that_read_it_are_those_of_transformers() -> None:

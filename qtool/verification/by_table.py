@@ -27,6 +27,9 @@ from qtool.verification.tensor_names import BUFFERS, of_attention, packed_part
 CHECK = "tensors"
 # Models whose class in transformers is another model's, and whose tensors have other names.
 _OTHER_NAMES = ("exaone", "sarvam_mla", "sarvam_moe")
+# Types of decoders whose classes take the names inside of another model, too (transformers 5.24,
+# conversion_mapping), and store them so again.
+_EITHER_NAMES = ("qwen3_5_text", "qwen3_5_moe_text", "gemma3n_text", "apertus1p5_text")
 OF_OTHERS = "config and weights are of different models"
 ALONE = "the same tensors of other blocks are as config.json says"
 _NUMBER = re.compile(r"\.\d+(?=\.)")
@@ -243,6 +246,8 @@ def _wrapped(
 ) -> dict[str, str]:
     """Tensors of a decoder alone under names that it has inside of another model, by their own."""
     if has_parts(config) or "ForConditionalGeneration" in config["architectures"][0]:
+        return {}
+    if config.get("model_type") in _EITHER_NAMES:
         return {}
     return {new: old for new, old in sorted(names.items()) if new != old and new in used}
 

@@ -126,16 +126,18 @@ def _rotary(text: Mapping[str, Any], known: bool) -> Iterator[Finding]:
     inner = {f"{key}.{kind}": one for kind, one in said.items() if isinstance(one, Mapping)}
     nested = all(one is None or isinstance(one, Mapping) for one in said.values())
     parts = inner if inner and nested else {key: said}
+    turned = text.get("position_embedding_type") != "nope"
     for where, part in parts.items():
         yield from _rotary_kind(where, part, known)
         if "rope_theta" in part:
-            yield from _theta(f"{where}.rope_theta", part["rope_theta"], known)
+            yield from _theta(f"{where}.rope_theta", part["rope_theta"], known, turned)
     if "rope_theta" in text and not all("rope_theta" in part for part in parts.values()):
-        turned = text.get("position_embedding_type") != "nope"
-        yield from _theta("rope_theta", text["rope_theta"], known and turned)
+        yield from _theta("rope_theta", text["rope_theta"], known, turned)
 
 
-def _theta(key: str, value: object, known: bool) -> Iterator[Finding]:
+def _theta(key: str, value: object, known: bool, turned: bool) -> Iterator[Finding]:
+    if value is None and not turned:
+        return
     each = value if isinstance(value, list) else [value]  # one for each block in some
     if not all(map(is_number, each)):
         sure = known or value is not None
@@ -167,7 +169,8 @@ def _rotary_kind(where: str, part: Mapping[str, Any], known: bool) -> Iterator[F
 def _dtypes(config: Mapping[str, Any]) -> Iterator[Finding]:
     key = "dtype" if config.get("dtype") is not None else "torch_dtype"
     value = config.get(key)
-    if value is None or isinstance(value, Mapping) or value in DTYPES:
+    name = value if isinstance(value, str) else ""
+    if value is None or isinstance(value, Mapping) or name in DTYPES:
         return
-    whole = isinstance(value, str) and value in _WHOLE_DTYPES
+    whole = name in _WHOLE_DTYPES
     yield _wrong(key, value, "a dtype of floats, such as bfloat16", "warning" if whole else "error")

@@ -1,14 +1,16 @@
 """Biases of attention and of MLPs: there where config.json says so (attention_bias, mlp_bias).
 
 vLLM leaves a bias that is not stored as it found the memory, transformers sets it to 0; one that
-the config turns off vLLM refuses and transformers ignores.
-Sources: transformers 5.24 (config.attention_bias in the models below), vLLM 0.33 (models/llama).
+the config turns off all engines ignore. AutoGPTQ stored one of zeros for every layer.
+Sources: transformers 5.24 (config.attention_bias in the models below), vLLM 0.33 (models/llama,
+models/utils), SGLang 0.5.23 (models/llama).
 """
 
 import re
 from collections.abc import Iterator
 
 from qtool.checkpoints.structure import OTHER_TOWERS, text_config
+from qtool.formats.dtypes import FLOAT_DTYPES
 from qtool.verification.finding import Finding
 from qtool.verification.sentences import count as counted
 from qtool.verification.sentences import some
@@ -70,9 +72,19 @@ def _check(
             "or refuse the model: set it to false if the source has none, or fetch or make the "
             "artifact again",
         )  # fmt: skip
-    elif not said and biases and read and not text.get("bias"):
+    if said or not read or text.get("bias"):
+        return
+    if biases := [name for name in biases if not _is_zero(subject, name)]:
         yield Finding(
             "error", CHECK, biases[0],
             f"config.json says {key} false, and {counted(len(biases), 'vector')} ({some(biases)}) "
-            "of biases are stored, which engines ignore or refuse: set it to true",
+            "of biases are stored, which engines ignore: set it to true",
         )  # fmt: skip
+
+
+def _is_zero(subject: Subject, name: str) -> bool:
+    """Whether a bias changes nothing."""
+    entry = subject.entries[name]
+    if entry.dtype not in FLOAT_DTYPES or len(entry.shape) != 1:
+        return False
+    return not subject.artifact.checkpoint.float32(entry.stored[0]).any()

@@ -69,10 +69,15 @@ def nearest_of(
     """By matrix, the one of the source that it is, by the first rows of both; those that none is
     alike are left out."""
     best: dict[str, tuple[float, str]] = {}
-    for other, there in source:
-        for name, rows in starts.items():
-            if rows.shape == there.shape and name != other:
-                alike = max(_cosine(rows, there), _cosine(_even(rows), _even(there)))
+    here = {name: _both(rows) for name, rows in starts.items()}
+    shapes = {rows.shape for rows in starts.values()}
+    for other, rows in source:
+        if rows.shape not in shapes:
+            continue
+        there = _both(rows)
+        for name, both in here.items():
+            if name != other and starts[name].shape == rows.shape:
+                alike = max(float(np.vdot(one, two)) for one, two in zip(both, there, strict=True))
                 best[name] = max(best.get(name, (_LIKE, "")), (alike, other))
     return {name: other for name, (_, other) in best.items() if other}
 
@@ -85,6 +90,12 @@ def _even(rows: Floats) -> Floats:
     return rows
 
 
-def _cosine(one: Floats, other: Floats) -> float:
-    sizes = norm(one) * norm(other)
-    return float(np.vdot(one, other)) / sizes if sizes and np.isfinite(sizes) else 0.0
+def _both(rows: Floats) -> tuple[Floats, Floats]:
+    """As they are and even, each of length 1, so that their products are cosines."""
+    return _unit(rows), _unit(_even(rows))
+
+
+def _unit(rows: Floats) -> Floats:
+    """Of length 1; zeros where there is no telling."""
+    size = norm(rows)
+    return rows / np.float32(size) if size and np.isfinite(size) else np.zeros_like(rows)
