@@ -36,7 +36,11 @@ def group(folder: Path, **changes: Any) -> Path:
         ("int8", {"llm_int8_skip_modules": "lm_head"}, "llm_int8_skip_modules 'lm_head'"),
         ("blocks", {"modules_to_not_convert": "lm_head"}, "read a string letter by letter"),
         ("nvfp4", {"ignore": ["lm_head", "re:model.(layers"]}, "does not compile (missing ),"),
-        ("gptq", {"dynamic": {"-:(foo": {}}}, "expression '(foo' in dynamic, which does not"),
+        (
+            "gptq",
+            {"dynamic": {"-:(foo": {}}},
+            "expression '(foo' in dynamic, which Python does not",
+        ),
         ("gptq", {"dynamic": {"+:*.down_proj": {}}}, "(nothing to repeat at position 0)"),
     ],
 )
@@ -51,6 +55,14 @@ def test_what_is_no_list(
     for engine in ENGINES if kind != "int8" else (None, "transformers"):
         ((check, message),) = errors(folder, engine)
         assert check == "dense-list" and phrase in message
+
+
+def test_expressions_that_some_engines_compile(made: Path, tmp_path: Path) -> None:
+    """vLLM by the package `regex`."""
+    folder = label(copy_of("gptq", made, tmp_path / "x"), dynamic={r"-:.*(?<=x|yy)\.gate": {}})
+    assert errors(folder) == []
+    (found,) = [f for f in verify_artifact(folder).findings if f.check == "dense-list"]
+    assert found.severity == "warning" and "so that some engines end with an error" in found.message
 
 
 def test_targets_are_a_list_too(made: Path, tmp_path: Path) -> None:

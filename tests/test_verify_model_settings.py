@@ -69,6 +69,15 @@ WRONG = [
 ]
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [{"note": "true"}, OTHER | {"attn_dropout": "none"}, OTHER | {"attention_bias": "false"}],
+)
+def test_what_nobody_may_read_is_a_warning(changes: dict[str, Any], tmp_path: Path) -> None:
+    (found,) = said(changed(tmp_path / "x", changes))
+    assert found.severity == "warning" and [*changes][-1] in found.message
+
+
 @pytest.mark.parametrize(("changes", "phrase"), WRONG, ids=[phrase for _, phrase in WRONG])
 def test_what_no_engine_reads(changes: dict[str, Any], phrase: str, tmp_path: Path) -> None:
     """transformers refuses all of it, as it reads the config or as it builds the model."""

@@ -29,7 +29,13 @@ CHECK = "tensors"
 _OTHER_NAMES = ("exaone", "sarvam_mla", "sarvam_moe")
 # Types of decoders whose classes take the names inside of another model, too (transformers 5.24,
 # conversion_mapping), and store them so again.
-_EITHER_NAMES = ("qwen3_5_text", "qwen3_5_moe_text", "gemma3n_text", "apertus1p5_text")
+_EITHER_NAMES = (
+    "gemma4_text",
+    "qwen3_5_text",
+    "qwen3_5_moe_text",
+    "gemma3n_text",
+    "apertus1p5_text",
+)
 OF_OTHERS = "config and weights are of different models"
 ALONE = "the same tensors of other blocks are as config.json says"
 _NUMBER = re.compile(r"\.\d+(?=\.)")

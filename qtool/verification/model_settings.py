@@ -59,6 +59,8 @@ _NUMBERS = re.compile(
     r"|partial_rotary_factor|rotary_pct|routed_scaling_factor|max_position_embeddings"
     r"|head_dim|sliding_window|intermediate_size|(?:bos|eos|pad)_token_id"
 )
+# Of other keys nobody knows whether a class reads them.
+_SWITCHES = re.compile(r"(?:use|tie|is|has|norm|scale|add|do)_\w+|\w+_bias|\w+_norm")
 _EPSILON = re.compile(r"(?:rms_norm|layer_norm|norm)_(?:eps|epsilon)")
 _MAY_LACK_EPS = ("cohere2_moe",)  # whose class takes null
 
@@ -89,10 +91,14 @@ def _wrong(key: str, value: object, expected: str, severity: Severity = "error")
 
 def _numbers(text: Mapping[str, Any], known: bool) -> Iterator[Finding]:
     for key, value in text.items():
-        if isinstance(value, str) and _NUMBERS.fullmatch(key):
-            yield _wrong(key, value, "a number")
-        elif isinstance(value, str) and value.lower() in ("true", "false"):
-            yield _wrong(key, value, "true or false, and no string")
+        if not isinstance(value, str):
+            continue
+        if _NUMBERS.fullmatch(key):
+            yield _wrong(key, value, "a number", "error" if known else "warning")
+        elif value.lower() in ("true", "false"):
+            read = known and _SWITCHES.fullmatch(key)
+            expected = "true or false, and no string"
+            yield _wrong(key, value, expected, "error" if read else "warning")
     for key, value in text.items():
         if known and _EPSILON.fullmatch(key):
             if type(value) is int:

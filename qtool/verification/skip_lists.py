@@ -22,7 +22,9 @@ LISTS = (
 KEYS = (*LISTS, "config_groups", "dynamic", "extra_config")  # where such a finding lies
 _SHOWN = 60  # characters of a value
 _LONGEST = 4000  # characters of an expression that is compiled
-_MARK = re.compile(r"[-+]:|re:")
+_MARK = re.compile(r"^(?:[-+]:|re:)")
+# What the packages `regex`, with which vLLM compiles, and PCRE have beside Python's.
+_MORE = re.compile(r"\\[pPXKR]|\(\?(?:<[=!]|[|R&0-9]|[a-z]*-)|\[\[:")
 
 
 def malformed(config: Mapping[str, Any]) -> Iterator[Finding]:
@@ -41,15 +43,17 @@ def malformed(config: Mapping[str, Any]) -> Iterator[Finding]:
         if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
             yield Finding(
                 "error", CHECK, key,
-                f"config.json says {key} {str(value)[:_SHOWN]!r}; expected a list of names, as "
-                "engines read a string letter by letter: write it as a list",
+                f"the quantization_config says {key} {str(value)[:_SHOWN]!r}; expected a list of "
+                "names, as engines read a string letter by letter: write it as a list",
             )  # fmt: skip
     for key, expression in _expressions(config, lists):
         if (why := _refused(expression)) is not None:
+            more = _MORE.search(expression) is not None
             yield Finding(
-                "error", CHECK, key,
-                f"config.json has the expression {expression[:_SHOWN]!r} in {key}, which does not "
-                f"compile ({why}), so that engines end with an error: correct it",
+                "warning" if more else "error", CHECK, key,
+                f"the quantization_config has the expression {expression[:_SHOWN]!r} in {key}, "
+                f"which Python does not compile ({why}), so that {'some ' * more}engines end with "
+                "an error: correct it",
             )  # fmt: skip
 
 

@@ -9,9 +9,7 @@ from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.formats.compressed_tensors_transforms import KEY
 from qtool.formats.safetensors_file import FLOAT_DTYPES
 from qtool.streaming.weights import rows_of
-from qtool.verification.against.side_by_side import (
-    norm,
-)
+from qtool.verification.against.side_by_side import norm
 from qtool.verification.finding import Finding
 from qtool.verification.subject import Subject
 
