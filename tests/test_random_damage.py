@@ -294,7 +294,7 @@ ALONE: list[tuple[str, Callable[[Path], None], str, str]] = [
     ("int8-static", quantization(".input_activations.dynamic", True), "stored-as", "with dynamic"),
     ("cache", quantization("kv_cache_scheme.dynamic", True), "kv-scales", "says dynamic"),
     ("cache", quantization("kv_cache_scheme.type", "int"), "provenance", "by the recipe"),
-    ("bitsandbytes", quantization("load_in_4bit", True), "stored-as", "are both True"),
+    ("bitsandbytes", quantization("load_in_4bit", True), "stored-as", "are both true"),
     ("bitsandbytes", quantization("llm_int8_threshold", 0.0), "provenance", "threshold is 6.0"),
     ("qserve", quantization("activations.num_bits", 4), "provenance", "activations.num_bits is 8"),
     ("qserve", quantization("activations", "int8"), "provenance", "activations.num_bits is 8"),

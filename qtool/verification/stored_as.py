@@ -11,6 +11,7 @@ from typing import Any
 from qtool.artifacts.stored_config import quantization_config
 from qtool.formats.compressed_tensors_config import chosen_group, is_class
 from qtool.formats.facts import names_of
+from qtool.printable import in_json
 from qtool.scheme import Scheme
 from qtool.verification.config import conversions
 from qtool.verification.finding import Finding
@@ -41,17 +42,17 @@ def check_stored_as(subject: Subject) -> Iterator[Finding]:
     found = subject.artifact.found
     if found.format == "compressed-tensors":
         yield from _groups(subject, config)
-    if found.format == "bitsandbytes" and (other := [*_bytes(subject, config)]):
-        yield from other
-        return
     if found.format == "gptq":
         yield from _words(subject, config)
     if found.format == "bitsandbytes" and config.get("load_in_8bit") is config.get("load_in_4bit"):
         yield Finding(
             "error", CHECK, "config.json",
-            f"load_in_8bit and load_in_4bit are both {config.get('load_in_8bit')}, and "
+            f"load_in_8bit and load_in_4bit are both {in_json(config.get('load_in_8bit'))}, and "
             "transformers wants one of them: set that which the weights are stored in",
         )  # fmt: skip
+    elif found.format == "bitsandbytes" and (other := [*_bytes(subject, config)]):
+        yield from other
+        return
     words = (e for e in subject.entries.values() if isinstance(e.scheme, str))
     unread = [entry for entry in words if not entry.stacked]
     if unread:
