@@ -205,7 +205,8 @@ def make_plan(
     actions: dict[str, Action] = {
         name: default if role.reason is None else Dense(role.reason) for name, role in roles.items()
     }
-    heads.refuse_tied(recipe, tensors, heads.says_tied(checkpoint.config))
+    says_tied = heads.says_tied(checkpoint.config)
+    heads.refuse_tied(recipe, tensors, says_tied)
     fused = matrices(tensors, interleaved=recipe.format == "mxfp4")
     unmatched.refuse(recipe, [*actions, *chain.from_iterable(fused.values())])
     kind = str(checkpoint.config.get("model_type") or "")
@@ -213,7 +214,6 @@ def make_plan(
     mxfp4.leave(recipe, actions)
     untied = _untie(checkpoint, actions, compare_all)  # before MLX has the embedding quantized
     actions |= {name: one for name, one in untied.items() if isinstance(one, Dropped)}
-    says_tied = heads.says_tied(checkpoint.config)
     heads.quantize_outside(recipe, actions, kind, says_tied and not heads.has_own(actions))
     warnings += override(recipe, actions, fused)
     no_place: Action = Dense("unknown to the model class")

@@ -6,7 +6,7 @@ its block, is it no damage, and then the block is near the source.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from qtool.gguf_types import BY_NAME
 from qtool.verification.against.side_by_side import Floats
 from qtool.verification.finding import Finding
-from qtool.verification.gguf.single_blocks import OffBlock
+from qtool.verification.gguf.single_blocks import OffBlock, Placed
 from qtool.verification.sentences import AGAIN, some, verb
 from qtool.verification.sentences import count as counted
 
@@ -27,25 +27,14 @@ _SMALL = 0.05  # of the mean square: blocks that are about 0
 
 
 @dataclass(frozen=True)
-class Blank:
+class Blank(Placed):
     """The weights of a block with lost bytes."""
 
-    row: int
-    columns: range
     lost: float  # squared, of the differences from the source
-
-    @property
-    def place(self) -> str:
-        """`row 5, columns 256 to 511`"""
-        return f"row {self.row}, columns {self.columns[0]} to {self.columns[-1]}"
 
     def has(self, other: OffBlock) -> bool:
         """Whether a block lies in this one."""
         return self.row == other.row and other.columns.start in self.columns
-
-    def below(self, first: int) -> "Blank":
-        """As many rows further down."""
-        return replace(self, row=self.row + first)
 
 
 def blanks(

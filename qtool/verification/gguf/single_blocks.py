@@ -15,6 +15,7 @@ step for 0.5 to 1.5 of them, is exact, and all others are off by that factor.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 
@@ -35,22 +36,28 @@ _LEFT = 3.0  # times the typical error: GPTQ makes 2 of it
 
 
 @dataclass(frozen=True)
-class OffBlock:
-    """Weights of a row that are so many times as large as their codes need."""
+class Placed:
+    """Weights of a row that stand beside each other."""
 
     row: int
     columns: range
-    times: float
-    lost: float  # squared, of the differences from the source
 
     @property
     def place(self) -> str:
         """`row 5, columns 256 to 511`"""
         return f"row {self.row}, columns {self.columns[0]} to {self.columns[-1]}"
 
-    def below(self, first: int) -> "OffBlock":
+    def below(self, first: int) -> Self:
         """As many rows further down."""
         return replace(self, row=self.row + first)
+
+
+@dataclass(frozen=True)
+class OffBlock(Placed):
+    """Weights that are so many times as large as their codes need."""
+
+    times: float
+    lost: float  # squared, of the differences from the source
 
 
 def off_blocks(
