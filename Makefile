@@ -20,7 +20,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # and block type.
 SECONDS ?= 600
 TASKS ?= 16
-KERNEL_TESTS = tests/test_native*.py
+KERNEL_TESTS = tests/kernels/test_native*.py
 
 .PHONY: demo test test-long long-tests test-slow test-oracle test-sanitize test-aarch64 test-clang \
 	test-wheel test-sdist fuzz-kernels fuzz-readers lint docs kernels cuda-kernels cuda-ptx \
@@ -44,8 +44,8 @@ test-long: $(VENV)/.installed-test
 long-tests: $(VENV)/.installed-test
 	rm -f out/times.xml
 	$(PYTEST) -o junit_duration_report=call --junit-xml=out/times.xml \
-		--deselect tests/test_long_tests.py::test_those_that_are_listed_are_there
-	$(BIN)/python tests/long_tests.py out/times.xml
+		--deselect tests/project/test_long_tests.py::test_those_that_are_listed_are_there
+	$(BIN)/python tests/support/long_tests.py out/times.xml
 
 test-slow: $(VENV)/.installed-test
 	$(BIN)/pytest -q -m slow
@@ -77,12 +77,12 @@ cuda-kernels: $(VENV)/.installed $(VENV)/.installed-nvrtc
 	$(BIN)/python tests/cuda/compile.py $(ARCHS)
 
 # The kernels' own tests, of what NVRTC makes of them for ARCH, which a machine written in numpy runs
-# (tests/ptx). cuda-ptx-short: every kernel as sm_90 has it, with fewer kinds of weights for those
+# (tests/support/ptx). cuda-ptx-short: every kernel as sm_90 has it, with fewer kinds of weights for those
 # that encode or round; and those whose code is another on sm_75, with fewer of those that round,
 # numbers of vectors and widths of words.
 ARCH ?= sm_90
 PTX = QTOOL_TEST_DEVICE=ptx $(PYTEST)
-PTX_TESTS := $(wildcard tests/test_cuda_*.py) tests/test_ptx_kernels.py
+PTX_TESTS := $(wildcard tests/cuda/test_cuda_*.py) tests/cuda/test_ptx_kernels.py
 PTX_SHORT := test_cuda_dequantize or test_cuda_gemv or test_ptx_kernels or \
 	(test_cuda_tried and (compile or (near and [1-1))) or (test_cuda_encode and \
 	(sums or several or (float16 and not bfloat16-IQ) or (cpus and not IQ))) or \
@@ -94,7 +94,7 @@ cuda-ptx: $(VENV)/.installed-test $(VENV)/.installed-nvrtc
 	QTOOL_TEST_ARCH=$(ARCH) $(PTX) $(PTX_TESTS)
 cuda-ptx-short: $(VENV)/.installed-test $(VENV)/.installed-nvrtc
 	QTOOL_TEST_ARCH=sm_90 $(PTX) $(PTX_TESTS) -k "$(PTX_SHORT)"
-	QTOOL_TEST_ARCH=sm_75 $(PTX) $(addprefix tests/test_cuda_,dequantize.py gemv.py quantize.py) \
+	QTOOL_TEST_ARCH=sm_75 $(PTX) $(addprefix tests/cuda/test_cuda_,dequantize.py gemv.py quantize.py) \
 		-k "$(PTX_SM_75)"
 
 # On a machine with a GPU: everything built, compared with the CPU, run under compute-sanitizer
@@ -184,9 +184,9 @@ test-wheel: $(VENV)/.installed
 	for cc in gcc clang; do \
 		rm -rf build/wheel-$$cc && mkdir -p build/wheel-$$cc && \
 		CC=$$cc $(PIP) wheel -q --no-deps -w build/wheel-$$cc . && \
-		$(BIN)/python tests/baseline.py unpack build/wheel-$$cc/*.whl build/wheel-$$cc/site && \
-		$(BIN)/python tests/baseline.py quantize build/wheel-$$cc/site >build/wheel-$$cc/here && \
-		qemu-x86_64 -cpu Nehalem $(BIN)/python tests/baseline.py quantize build/wheel-$$cc/site \
+		$(BIN)/python tests/kernels/baseline.py unpack build/wheel-$$cc/*.whl build/wheel-$$cc/site && \
+		$(BIN)/python tests/kernels/baseline.py quantize build/wheel-$$cc/site >build/wheel-$$cc/here && \
+		qemu-x86_64 -cpu Nehalem $(BIN)/python tests/kernels/baseline.py quantize build/wheel-$$cc/site \
 			--isa scalar >build/wheel-$$cc/baseline && \
 		diff build/wheel-$$cc/here build/wheel-$$cc/baseline && \
 		$(CC) -O1 tests/fuzz/kernel_digests.c -o build/wheel-$$cc/digests \

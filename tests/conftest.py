@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from long_tests import mark
+from places import SUPPORT
 from remembered_ids import remembered
 
 # Before a library with threads is there: they are as many as processes ask for, most matrices are
@@ -18,7 +19,7 @@ from remembered_ids import remembered
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-GUARD = Path(__file__).parent / "guard"
+GUARD = SUPPORT / "guard"
 # There from the first connection that is refused: a run that is killed leaves nothing.
 _LOG = Path(tempfile.gettempdir()) / f"qtool-guard-{secrets.token_hex(8)}"
 

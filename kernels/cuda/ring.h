@@ -8,7 +8,7 @@
  * its warp. Before a turn's places are filled again, all who read them have to be done, and have met.
  *
  * The host checks bounds, and that a place was filled and waited for by its thread. Who meets whom, and
- * that warps have places of their own, shows where PTX runs (tests/ptx). */
+ * that warps have places of their own, shows where PTX runs (tests/support/ptx). */
 #ifndef QTOOL_CUDA_RING_H
 #define QTOOL_CUDA_RING_H
 

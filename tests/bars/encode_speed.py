@@ -19,13 +19,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
+sys.path[:0] = [str(Path(__file__).parents[1] / "support"), str(Path(__file__).parents[1])]
 
-import gguf_data
-from oracle import ggml_blocks
+import gguf_data  # noqa: E402
+from oracle import ggml_blocks  # noqa: E402
 
-from qtool.gguf_types import BY_NAME, BlockType
-from qtool.native import library as native
+from qtool.gguf_types import BY_NAME, BlockType  # noqa: E402
+from qtool.native import library as native  # noqa: E402
 
 COLUMNS = 4096
 MOST_ROWS = 256  # rows and blocks fit in the cache, as the chunks of rows of a run do

@@ -6,7 +6,8 @@ A hub on loopback serves the shipped model as huggyllama/llama-7b, at the commit
 download is killed in the middle; `qtool quantize llama-7b --recipe w4g128-awq` goes on with it; the
 artifact is verified, pushed and inspected where it lies then, and the model downloaded once more.
 Every figure that is printed has its bar, in BARS: among others no byte of a file is served that was
-on the disk already, no pickle at all, and no process connects to another machine (tests/guard).
+on the disk already, no pickle at all, and no process connects to another machine
+(tests/support/guard).
 """
 
 import argparse
@@ -21,9 +22,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-TESTS = Path(__file__).resolve().parent.parent
-ROOT = TESTS.parent
-sys.path.insert(0, str(TESTS))
+ROOT = Path(__file__).resolve().parents[2]
+SUPPORT = ROOT / "tests" / "support"
+sys.path.insert(0, str(SUPPORT))
 sys.path.append(str(ROOT))  # where no package is installed
 
 import hub_server  # noqa: E402
@@ -65,7 +66,7 @@ def environment(folder: Path, endpoint: str) -> dict[str, str]:
         "HF_HUB_DISABLE_XET": "1",
         "HF_TOKEN": hub_server.TOKEN,
         "QTOOL_TEST_GUARD": str(folder / "refused"),
-        "PYTHONPATH": os.pathsep.join([str(TESTS / "guard"), str(PACKAGES)]),
+        "PYTHONPATH": os.pathsep.join([str(SUPPORT / "guard"), str(PACKAGES)]),
     }
 
 
@@ -121,9 +122,10 @@ def measure(folder: Path) -> dict[str, Any]:
         server.uploads = folder / "uploads"
         server.uploads.mkdir()
         env = environment(folder, server.endpoint)
-        server.slow[WEIGHTS] = 0.02
+        server.held[WEIGHTS] = 2_500_000  # bytes after which it waits
         kept = killed_download(folder, env)
-        server.slow.clear()
+        server.held.clear()
+        server.gives_up.set()
         pickles = server.sent["pytorch_model.bin"]
         server.sent.clear()
         seconds = {}

@@ -31,7 +31,7 @@ from typing import Any
 from gguf_made import lied, true_file, wrong_model
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
+sys.path.insert(0, str(HERE.parent / "support"))
 sys.path.append(str(HERE.parents[1]))  # where no package is installed
 
 SECONDS, BYTES = 1.0, 100e6

@@ -37,16 +37,20 @@ from typing import Any
 ROOT = Path(__file__).parent.parent.parent
 TESTS = ["dequantize", "gemv", "programmatic", "encode", "gguf", "quantize", "round", "run"]
 TESTS += ["swept", "big"]
-TESTS = [f"tests/test_cuda_{name}.py" for name in TESTS]
+TESTS = [f"tests/cuda/test_cuda_{name}.py" for name in TESTS]
 WORKERS = str(min(8, os.cpu_count() or 1))
-RUNS = ["tests/test_cuda_eval.py", "tests/test_generate.py", "-k"]
+RUNS = ["tests/cuda/test_cuda_eval.py", "tests/quality/test_generate.py", "-k"]
 RUNS.append(
     "test_the_same or test_on_a_device or test_packed_words or test_experts or test_a_dense"
 )
 # For compute-sanitizer, under which a launch takes many times as long: kernels that share memory,
 # and some of the others; one vector and eight.
-FEW = ["tests/test_cuda_dequantize.py", "tests/test_cuda_gemv.py", "tests/test_cuda_encode.py"]
-FEW += ["tests/test_cuda_quantize.py", "tests/test_cuda_round.py", "-k"]
+FEW = [
+    "tests/cuda/test_cuda_dequantize.py",
+    "tests/cuda/test_cuda_gemv.py",
+    "tests/cuda/test_cuda_encode.py",
+]
+FEW += ["tests/cuda/test_cuda_quantize.py", "tests/cuda/test_cuda_round.py", "-k"]
 FEW.append(
     "test_awq[ or vectors[1- or vectors[8- or test_gptq[ or test_four_bit_floats or test_pack[ or "
     "test_sums_are or Q4_K] or Q6_K] or IQ3_S] or test_groups[4 or test_any_levels[shuffled or "
@@ -68,7 +72,11 @@ MOST = 480.0  # seconds of all checks
 MOST_PROCESSES = 12  # that time, one after the other, where kernels break them
 # Artifacts by many recipes: the CPU's bytes (others of these are among TESTS), or its KL divergence
 # within 2 %.
-RECIPES = ["tests/test_cuda_run.py", "tests/test_cuda_gguf.py", "tests/test_cuda_swept.py"]
+RECIPES = [
+    "tests/cuda/test_cuda_run.py",
+    "tests/cuda/test_cuda_gguf.py",
+    "tests/cuda/test_cuda_swept.py",
+]
 RECIPES += ["-m", "slow", "-k"]
 RECIPES.append("as_good or every_recipe")
 TIMED = ["awq gemm float16", "gptq 4 bits float16", "gguf-Q4_K float16", "gguf-Q6_K float16"]
@@ -114,7 +122,7 @@ def compiled() -> None:
     """Every kernel into the cache: tests and timings find them there."""
     import torch
 
-    sys.path.insert(0, str(ROOT / "tests"))
+    sys.path.insert(0, str(ROOT / "tests" / "support"))
     from cuda_emulation import Emulator, build
 
     from qtool.cuda import compiling

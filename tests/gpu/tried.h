@@ -1,5 +1,5 @@
 /* Products with vectors by other kernels than qtool's (kernels/cuda/gemv.h): products.py times these
- * beside them, and tests/test_cuda_tried.py runs them without a GPU. What is faster is to take the place
+ * beside them, and tests/cuda/test_cuda_tried.py runs them without a GPU. What is faster is to take the place
  * of what is there.
  *
  * What they try. An SM that has as much under way as it may have stalls whoever asks for more, so that

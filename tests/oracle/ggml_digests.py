@@ -1,4 +1,5 @@
-"""Writes tests/gguf_digests.json: digests of what ggml's own encoder makes of tests/gguf_data.py.
+"""Writes gguf_digests.json: digests of what ggml's own encoder makes of gguf_data.py, both in
+tests/support.
 
     QTOOL_ORACLE_GGML=.../libggml-base.so python tests/oracle/ggml_digests.py
 
@@ -10,8 +11,9 @@ import sys
 from hashlib import sha256
 from pathlib import Path
 
-TESTS = Path(__file__).parent.parent
-sys.path.insert(0, str(TESTS))
+TESTS = Path(__file__).parents[1]
+SUPPORT = TESTS / "support"
+sys.path[:0] = [str(SUPPORT), str(TESTS)]
 
 import gguf_data  # noqa: E402
 from oracle import ggml_blocks  # noqa: E402
@@ -36,7 +38,7 @@ def main() -> None:
                     kinds.append(kind)
                     digest.update(blocks.tobytes())
             digests[block.name][importance] = [digest.hexdigest()[:32], ",".join(kinds)]
-    out = TESTS / "gguf_digests.json"
+    out = SUPPORT / "gguf_digests.json"
     out.write_text(json.dumps(digests, indent=1) + "\n")
 
 

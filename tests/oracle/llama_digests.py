@@ -1,4 +1,5 @@
-"""Writes tests/gguf_files.json: digests of what llama-quantize makes of tests/gguf_files.py.
+"""Writes gguf_files.json: digests of what llama-quantize makes of gguf_files.py, both in
+tests/support.
 
     QTOOL_ORACLE_LLAMA=.../bin python tests/oracle/llama_digests.py
 
@@ -10,8 +11,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-TESTS = Path(__file__).parent.parent
-sys.path.insert(0, str(TESTS))
+TESTS = Path(__file__).parents[1]
+SUPPORT = TESTS / "support"
+sys.path[:0] = [str(SUPPORT), str(TESTS)]
 
 import gguf_files  # noqa: E402
 from oracle import llama_quantize  # noqa: E402
@@ -36,7 +38,7 @@ def main() -> None:
                     for imatrix in (None, factors)
                 ]
                 digests[title][recipe] = [None if one is None else one.padding for one in found]
-    (TESTS / "gguf_files.json").write_text(json.dumps(digests, indent=1) + "\n")
+    (SUPPORT / "gguf_files.json").write_text(json.dumps(digests, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""llama-quantize still says what tests/gguf_types.json says it does.
+"""llama-quantize still says what tests/support/gguf_types.json says it does.
 
 QTOOL_ORACLE_LLAMA names the folder of llama.cpp's tools.
 """

@@ -9,7 +9,7 @@ import gguf_models_later
 import gpt_oss
 import pytest
 import quantizing
-from test_unusual_decoders import SMALL, built
+from unusual_decoders import SMALL, built
 
 from qtool.api import convert, quantize
 

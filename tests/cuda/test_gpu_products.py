@@ -1,0 +1,145 @@
+"""tests/gpu/products.py without a GPU: what it would time; its first kernels are qtool's."""
+
+import importlib.util
+import json
+import math
+import re
+import sys
+from concurrent.futures import Future
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from places import TESTS
+
+from qtool.cuda import bench, compiling, more_tasks, running
+from qtool.cuda.tasks import Task
+
+PATH = TESTS / "gpu" / "products.py"
+
+
+class _Pool:
+    """Of processes that compile: here nothing is, and one cannot be."""
+
+    def __init__(self, **_: object) -> None:
+        pass
+
+    def __enter__(self) -> "_Pool":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def submit(self, _: object, unit: str, source: str, arch: str) -> "Future[str]":
+        assert (unit, arch) == ("tried", "sm_90")
+        found: Future[str] = Future()
+        if "WordsRing<false, 512" in source.splitlines()[-2]:
+            found.set_exception(RuntimeError("does not compile"))
+        else:
+            found.set_result(source)
+        return found
+
+
+@pytest.fixture
+def products(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
+    """On the CPU, where nothing is launched and every result is 1."""
+
+    def here(function: Any) -> Any:
+        return lambda *given, device="cpu", **more: function(*given, **more)
+
+    for name in ("randint", "full", "zeros", "randn", "empty"):
+        monkeypatch.setattr(torch, name, here(getattr(torch, name)))
+    card = SimpleNamespace(multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda *_: card)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "none")
+    monkeypatch.setattr(running, "require", lambda: None)
+    monkeypatch.setattr(bench, "_seconds_of_copy", lambda *_: 1e-3)
+    code = SimpleNamespace(get_kernel=lambda name: SimpleNamespace(handle=7))
+    api = SimpleNamespace(ObjectCode=SimpleNamespace(from_cubin=lambda _: code))
+    monkeypatch.setattr(compiling, "core", lambda: api)
+    prefix = "CU_FUNC_ATTRIBUTE_"
+    names = ("MAX_DYNAMIC_SHARED_SIZE_BYTES", "PREFERRED_SHARED_MEMORY_CARVEOUT")
+    driver = SimpleNamespace(
+        CUfunction_attribute=SimpleNamespace(**{prefix + name: name for name in names}),
+        cuKernelSetAttribute=lambda what, value, kernel, device: (
+            int((kernel, device) != (7, 0) or (value == 100) != (what == names[1])),
+        ),
+    )
+    monkeypatch.setitem(sys.modules, "cuda", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "cuda.bindings", SimpleNamespace(driver=driver))
+    monkeypatch.syspath_prepend(str(PATH.parent))
+    monkeypatch.delitem(sys.modules, "tried", raising=False)
+    spec = importlib.util.spec_from_file_location("products", PATH)
+    assert spec is not None and spec.loader is not None
+    found = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "products", found)
+    spec.loader.exec_module(found)
+    monkeypatch.setattr(sys.modules["tried"], "ProcessPoolExecutor", _Pool)
+    for name, value in {
+        "SHAPES": [(1024, 4096)], "IN_TURN": 1 << 20, "OUT": tmp_path,
+    }.items():  # fmt: skip
+        monkeypatch.setattr(found, name, value)
+    return found
+
+
+def test_what_is_timed(
+    products: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real, made, seen = products.matrix, [], []
+
+    def matrix(*given: Any) -> Any:
+        found = real(*given)
+        made.append(found.out)
+        return found
+
+    def seconds(tasks: list[Task], nbytes: int) -> float:
+        assert len(tasks) == 4 and nbytes > 1 << 21
+        seen.append(tasks[0])
+        for out in made:
+            out.fill_(1)
+        if tasks[0].shared == 42768:
+            raise RuntimeError("cuLaunchKernelEx says no")
+        if tasks[0].shared == 43280:
+            made[-1][0, 5] = math.nan  # of the last matrix
+        return 1e-5 if tasks[0].shared == 91152 or tasks[0].threads == 512 else 2e-5
+
+    monkeypatch.setattr(products, "matrix", matrix)
+    monkeypatch.setattr(products, "seconds", seconds)
+    monkeypatch.setattr("sys.argv", ["products.py"])
+    products.main()
+    files = [products.OUT / f"gpu-products-{kind}.jsonl" for kind in products.NAMES]
+    lines = [json.loads(line) for file in files for line in file.read_text().splitlines()]
+    assert len(lines) == len(seen) > 60
+    left_out = {"gptq ring-512-1-2-1"}
+    for kind in products.NAMES:
+        every = {line["kernel"] for line in lines if line["kernel"].split()[0] == kind}
+        assert every == {str(kernel) for kernel in products.kernels_of(kind)} - left_out
+    said = capsys.readouterr().out
+    # Of eight vectors qtool's own and the two fastest.
+    eight = [line for line in said.splitlines() if " of 8:" in line]
+    assert [re.findall(r"(\S+) \d+% \(\d+\)", line) for line in eight] == [
+        *[["256-2-2", "512-1-1", "ahead-512-1-1-1"]] * 2,
+        ["128-1-2-4", "ring-256-1-2-2", "ring-256-2-2-2"],
+    ]
+    assert {task.shared for task in seen} > {0, 85520, 91152, 171024}
+    failed = {line["kernel"]: line["failed"] for line in lines if "failed" in line}
+    assert failed["awq ring-128-1-2-4"] == "cuLaunchKernelEx says no"
+    assert failed["gptq ring-256-1-2-3-32"] == "nan from gptq 256-2-2"
+    assert "gptq ring-512-1-2-1: does not compile\n" in said
+    assert "ring-256-1-2-3-32 0%" in said and all(
+        line["share"] == 0 for line in lines if "failed" in line
+    )
+    monkeypatch.setattr("sys.argv", ["products.py", "q9"])
+    with pytest.raises(SystemExit, match="expected some of awq"):
+        products.main()
+
+
+def test_its_first_kernels_are_the_ones_in_use(products: Any) -> None:
+    text = (compiling.folders()[0] / "gemv.h").read_text()
+    for kind, name in products.NAMES.items():
+        kernel, *_ = products.kernels_of(kind)
+        assert kernel.blocks == more_tasks._BLOCKS[name]
+        assert f"{kernel.layout})" in text

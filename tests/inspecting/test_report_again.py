@@ -1,0 +1,120 @@
+"""The commands that a report shows: run as they stand, they make the artifact again."""
+
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import quantizing
+from quantizing import Call
+from reported_again import again
+
+from qtool.report.again import commands
+
+OWN = """\
+method: gptq
+format: gptq
+weights: {bits: 4, group_size: 64, symmetric: true}
+gptq: {damp_percent: 0.02}
+overrides:
+- match: "*.v_proj"
+  weights: {bits: 8}
+calibration: {samples: 4, length: 64}
+"""
+SAME_NAME = """\
+method: rtn
+format: compressed-tensors
+weights: {bits: 4, group_size: 32, symmetric: true}
+kv_cache: {bits: 8, type: float}
+"""
+GGUF = "format: gguf\ntype: q4_k_m\noutput_type: q8_0\noverrides: [{match: attn_v, type: q5_k}]\n"
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    quantizing.first_block_of_tiny(tmp_path / "model")
+    quantizing.text_file(tmp_path / "text.txt")
+    (tmp_path / "again").mkdir()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
+    return quantizing.caller(monkeypatch, capfd)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "text", "options", "files"),
+    [
+        ("mine.yaml", OWN, ["--calibration", "text.txt", "--set", "gptq.act_order=false"], 1),
+        pytest.param(
+            "mine.yaml", OWN, ["--calibration", "text.txt", "--samples", "3", "--seed", "2"], 1,
+            marks=pytest.mark.slow,
+        ),
+        ("w4g64-rtn.yaml", SAME_NAME, ["--calibration", "text.txt", "--samples", "3"], 1),
+        ("w4g64-rtn", "", ["--set", "weights.group_size=32", "--max-shard-size", "300kB"], 0),
+        pytest.param(
+            "w4g64-gptq", "", ["--calibration", "text.txt", "--samples", "3", "--length", "64"], 0,
+            marks=pytest.mark.slow,
+        ),
+        ("mine.yaml", GGUF, [], 1),
+        ("q4_k_m", "", ["--set", "pure=true"], 0),
+    ],
+)  # fmt: skip
+def test_they_make_it_again(
+    recipe: str, text: str, options: list[str], files: int,
+    root: Path, call: Call, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    if text:
+        (root / recipe).write_text(text)
+    out = "out.gguf" if "gguf" in text or recipe.startswith("q4") else "out"
+    done = call("quantize", "model", "--recipe", recipe, *options, "-o", out)
+    assert done.status == 0, done.err
+    lines = again(out, call, monkeypatch)
+    assert sum(line.startswith("cat > ") for line in lines) == files
+    assert (f"--recipe {recipe} " in lines[-1]) and len(lines) == files + 1
+
+
+def test_statistics_are_measured_again(
+    root: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = ("--calibration", "text.txt", "--samples", 3, "--length", 64)
+    recipe = ("--recipe", "w4g64-gptq")
+    assert call("calibrate", "model", *recipe, *settings, "-o", "sums").status == 0
+    done = call("quantize", "model", *recipe, "--stats", "sums", "-o", "out")
+    assert done.status == 0, done.err
+    measured, made = again("out", call, monkeypatch)
+    assert measured.startswith("qtool calibrate MODEL") and "--stats" in made
+
+
+def test_a_shell_reads_them(root: Path, call: Call) -> None:
+    (root / "mine.yaml").write_text(GGUF)
+    assert call("quantize", "model", "--recipe", "mine.yaml", "-o", "out.gguf").status == 0
+    said = "\n".join(commands(Path("out.gguf"), "out.gguf")).replace(" MODEL ", " ../model ")
+    run = f'qtool() {{ {shlex.quote(sys.executable)} -m qtool "$@"; }}\nset -e\n{said}\n'
+    done = subprocess.run(["bash", "-c", run], cwd="again", capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (root / "again/out.gguf").read_bytes() == (root / "out.gguf").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["../w4g64-rtn", "x y", "mine\n", "", "a" * 200])
+def test_a_name_that_is_none_is_not_shown(name: str, root: Path, call: Call) -> None:
+    """A record comes from a file that anybody may have written."""
+    assert call("quantize", "model", "--recipe", "w4g64-rtn", "-o", "out").status == 0
+    assert commands(Path("out"), "out")
+    record = json.loads((root / "out/qtool.json").read_text())
+    record["recipe"]["name"] = name
+    (root / "out/qtool.json").write_text(json.dumps(record))
+    assert commands(Path("out"), "out") == []
+
+
+def test_a_recipe_that_this_version_does_not_know(root: Path, call: Call) -> None:
+    assert call("quantize", "model", "--recipe", "w4g64-rtn", "-o", "out").status == 0
+    record = json.loads((root / "out/qtool.json").read_text())
+    record["recipe"]["later"] = {"key": 1}
+    (root / "out/qtool.json").write_text(json.dumps(record))
+    assert commands(Path("out"), "out") == []
+    assert commands(Path("model"), "model") == []

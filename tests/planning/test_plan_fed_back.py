@@ -1,0 +1,153 @@
+"""Plans of gptq.yaqa: what it takes to tell how rows make up for each other."""
+
+from pathlib import Path
+
+import header_files
+import pytest
+from gguf_plans import plan_of as gguf_plan_of
+from gguf_shapes import dense
+
+from qtool.checkpoints.checkpoint import Checkpoint
+from qtool.planning import estimate
+from qtool.planning.plan import Plan, make_plan
+from qtool.planning.shapes import Setting, shapes_of, whole_batches
+from qtool.recipe.recipe import load
+
+HIDDEN, INNER, KV, LAYERS, VOCABULARY = 256, 768, 128, 2, 512
+LENGTH = 600
+INSIDE = 2 * HIDDEN * HIDDEN + 2 * KV * HIDDEN + 3 * HIDDEN * INNER  # of a block
+MADE = [INNER, INNER, HIDDEN, HIDDEN, HIDDEN, KV, KV]  # rows of its matrices
+READ = [HIDDEN, HIDDEN, HIDDEN, HIDDEN, INNER, HIDDEN, HIDDEN]  # and columns
+
+
+def both(folder: Path, recipe: str, samples: int = 100) -> tuple[Plan, Plan]:
+    """The plan of a recipe without, and with rows that make up for each other."""
+    header_files.write(folder, header_files.llama(LAYERS, HIDDEN, INNER, KV, VOCABULARY))
+    model = Checkpoint.open(folder)
+    text = ("calibration.samples=4000", f"calibration.length={LENGTH}")
+    plain, fed = (load(recipe, [*text, f"gptq.yaqa={n}"]) for n in (0, samples))
+    return make_plan(plain, model, threads=1), make_plan(fed, model, threads=1)
+
+
+def seconds(weights: int, tokens: int) -> float:
+    flops = 7 * 2 * tokens * weights
+    for out, width in zip(MADE, READ, strict=True):
+        flops += 2 * LAYERS * out * (tokens * out + out**2 + out * width)
+    return flops / 8.5e10
+
+
+@pytest.mark.parametrize("recipe", ["w4g128-gptq", "w4g128-awq-gptq"])
+def test_time_and_room_on_the_disk(recipe: str, tmp_path: Path) -> None:
+    plain, fed = both(tmp_path, recipe)
+    weights = LAYERS * INSIDE + 2 * VOCABULARY * HIDDEN
+    wanted = seconds(weights, 100 * LENGTH)
+    assert fed.seconds - plain.seconds == pytest.approx(wanted, abs=0.1)
+    shapes = shapes_of(fed.recipe, fed.tensors)
+    behind = 4 * 100 * LENGTH * HIDDEN * LAYERS
+    # Less is on the disk while they are measured than of 4000 samples afterwards.
+    assert fed.disk_bytes == plain.disk_bytes + behind == shapes.on_disk
+    _, every = both(tmp_path, recipe, 4000)
+    states = 4 * 4000 * LENGTH * HIDDEN
+    assert every.disk_bytes == states * (LAYERS + LAYERS + 3) + shapes.slopes
+
+
+def test_gguf() -> None:
+    model = dense("llama", LAYERS, HIDDEN, INNER, 2, 1)
+    text = ("calibration.samples=4000", f"calibration.length={LENGTH}")
+    plain, fed = (
+        gguf_plan_of(model, "q4_k_m-awq-gptq", *text, f"gptq.yaqa={n}", threads=1) for n in (0, 100)
+    )
+    outside = [t for t in fed.tensors if not t.name.startswith("blk") and len(t.shape) == 2]
+    weights = LAYERS * INSIDE + sum(tensor.parameters for tensor in outside)
+    wanted = seconds(weights, 100 * LENGTH)
+    assert fed.seconds - plain.seconds == pytest.approx(wanted, abs=0.1)
+    assert fed.memory.disk_bytes - plain.memory.disk_bytes == 4 * 100 * LENGTH * HIDDEN * LAYERS
+
+
+@pytest.mark.parametrize("inner", [128, HIDDEN])
+def test_experts(inner: int, tmp_path: Path) -> None:
+    """Of their last matrices: one H and factor for all of a block, slopes of those that a token
+    meets."""
+    count, met, tokens = 4, 2, 100 * LENGTH
+    shapes = header_files.experts(LAYERS, count, HIDDEN, inner)
+    config = {"num_experts": count, "num_experts_per_tok": met}
+    model = Checkpoint.open(header_files.write(tmp_path / "m", shapes, config))
+    text = ("calibration.samples=4000", f"calibration.length={LENGTH}")
+    plain, fed = (
+        make_plan(load("w4g128-gptq", [*text, f"gptq.yaqa={n}"]), model, threads=1)
+        for n in (0, 100)
+    )
+    weights = LAYERS * (count * HIDDEN + met * 3 * HIDDEN * inner) + 512 * HIDDEN
+    flops = 7 * 2 * tokens * weights
+    flops += 2 * LAYERS * HIDDEN * (met * tokens * HIDDEN + count * HIDDEN * inner)
+    assert fed.seconds - plain.seconds == pytest.approx(flops / 8.5e10, abs=0.1)
+    few, more = (shapes_of(one.recipe, one.tensors, met / count) for one in (plain, fed))
+    (block,) = more.blocks
+    assert (block.given, block.fed, block.made) == (met * HIDDEN, HIDDEN * inner, ())
+    rounding = "rounding the matrices of a block"
+    parts = [
+        {stage.of: stage.nbytes for stage in estimate._in_block(one, block, Setting(1))}
+        for one in (few, more)
+    ]
+    own = 4 * HIDDEN**2 + estimate.FED_BACK_BYTES * HIDDEN * inner
+    assert parts[1][rounding] - parts[0][rounding] == own
+    kept = estimate.KEPT_OF_HIDDEN * HIDDEN + estimate.KEPT_OF_WIDEST * block.widest
+    back = parts[1]["slopes by what matrices of a block give"]
+    grams = 4 * sum(one.width**2 for one in estimate._together(more, block, Setting(1)))
+    assert back == block.nbytes + grams + 16 * HIDDEN**2 + int(
+        4 * more.batch * (kept + 3 * met * HIDDEN)
+    )
+
+
+def test_memory(tmp_path: Path) -> None:
+    plain, fed = (shapes_of(one.recipe, one.tensors) for one in both(tmp_path, "w4g128-gptq"))
+    assert fed.blocks[0].made == tuple(MADE)
+    for threads in (1, 2):
+        few, more = (
+            {stage.of: stage.nbytes for stage in estimate._in_block(one, block, Setting(threads))}
+            for one in (plain, fed)
+            for block in one.blocks
+        )
+        (name,) = more.keys() - few.keys()
+        assert name == "slopes by what matrices of a block give"
+        rounding = "rounding the matrices of a block"
+        rows = 4 * sum(out**2 for out in MADE)
+        own = threads * (12 * INNER**2 + estimate.FED_BACK_BYTES * HIDDEN * INNER)
+        assert more[rounding] - few[rounding] == rows + own
+    both_peaks = [estimate.peak(one, Setting(2)).nbytes for one in (plain, fed)]
+    assert both_peaks[1] > both_peaks[0] + 50_000_000
+
+
+@pytest.mark.parametrize(
+    ("some", "samples", "length", "tokens"),
+    [
+        (0, 9, 512, 0),
+        (1, 9, 512, 1024),
+        (16, 128, 512, 8192),
+        (5, 9, 256, 2048),
+        (99, 9, 300, 2700),
+    ],
+)
+def test_whole_micro_batches(some: int, samples: int, length: int, tokens: int) -> None:
+    assert whole_batches(some, samples, length) == tokens
+
+
+def test_what_is_not_swept_has_none(tmp_path: Path) -> None:
+    plain, fed = both(tmp_path, "w4g128-awq")
+    assert fed.recipe.gptq.yaqa == 100
+    assert (fed.seconds, fed.disk_bytes, fed.memory) == (
+        plain.seconds, plain.disk_bytes, plain.memory,
+    )  # fmt: skip
+
+
+def test_statistics_of_a_file_need_no_slopes(tmp_path: Path) -> None:
+    shapes = header_files.llama(LAYERS, HIDDEN, INNER, KV, VOCABULARY)
+    model = Checkpoint.open(header_files.write(tmp_path / "m", shapes))
+    text = ["calibration.samples=4000", f"calibration.length={LENGTH}"]
+    saved, plain, fed = (
+        make_plan(load("w4g128-awq-gptq", [*text, *more]), model, threads=1, from_stats=given)
+        for more, given in (([], True), (["gptq.yaqa=0", "gptq.guided=0"], False), ([], False))
+    )
+    assert saved.peak_rss_bytes == plain.peak_rss_bytes < fed.peak_rss_bytes
+    assert saved.seconds == plain.seconds < fed.seconds
+    assert saved.disk_bytes == plain.disk_bytes <= fed.disk_bytes
