@@ -19,17 +19,18 @@ from qtool.planning.shapes import ROWS_AT_ONCE, Block, Input, Setting, Shapes, g
 PLAIN_PROCESS_BYTES = 55_000_000
 ROUNDING_PROCESS_BYTES = 75_000_000
 TORCH_PROCESS_BYTES = 461_000_000
-PROVING_PROCESS_BYTES = 395_000_000  # torch and transformers, but no calibration text
+PROVING_PROCESS_BYTES = 415_000_000  # torch and transformers, but no calibration text
 # What is kept of each byte of a calibration text while its samples are not chosen yet: 4 bytes of a
 # token, which has 4 or more bytes of English, and between 2 and 3 of a mixture of languages.
 IDS_BYTES_PER_BYTE = 2
 # Bytes of a tensor that are read at once, and how often they are in memory while that lasts.
-READ_BYTES, READ_COPIES = 1 << 25, 2
-# What a dense tensor takes while it is checked and written, in copies.
-OUTSIDE_COPIES = 1.0
+READ_BYTES, READ_COPIES = 1 << 22, 2
 # Temporary float32 numbers for each token of a micro-batch under way, in widths of the hidden
 # states and of the block's widest matrix; and copies of what its experts read.
 ACTIVATIONS_OF_HIDDEN, ACTIVATIONS_OF_WIDEST, ROUTED_COPIES = 3.0, 3.0, 1.0
+# Copies of a block's widest input that rotating it takes; and bytes of the parts of a dense tensor
+# that are rotated while it is written.
+TURNED_COPIES, TURNED_BYTES = 1.5, 110_000_000
 # What autograd keeps of each token that a tuned block is run for, in float32 numbers: in widths of
 # the hidden states and of the block's widest matrix. Where it ends behind attention, of the hidden
 # states alone, or of these and of what queries, keys and values are, whichever is more.
@@ -66,6 +67,7 @@ BESIDE_SLOPES_BYTES = 60_000_000
 # What malloc keeps for each thread of the arrays that were there before: at most two, since those
 # above 32 MiB, its highest threshold, go back to the system.
 KEPT_BYTES_PER_WEIGHT, MOST_KEPT_BYTES = 14, 2 << 25
+PROVING = "a block in float32, as it was and rotated"
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,8 @@ def peak(shapes: Shapes, setting: Setting) -> Peak:
     stages = [
         encoding(shapes),
         Peak(_embedding(shapes), "looking up the words of the calibration text"),
-        Peak(int(OUTSIDE_COPIES * shapes.outside), "copying the embedding or the head"),
+        _copying(shapes),
+        Peak(proving(shapes) if shapes.rotates else 0, PROVING),
         *(stage for block in shapes.blocks for stage in _in_block(shapes, block, setting)),
         _head(shapes, setting),
     ]
@@ -143,9 +146,9 @@ def _rotated_peak(shapes: Shapes, setting: Setting) -> Peak:
     """The same where the tensors are rotated: those with mixed rows are kept, two at a time."""
     rounding = (2 * 4 + setting.threads * ROUNDING_BYTES_PER_WEIGHT) * shapes.quantized
     stages = [
-        Peak(proving(shapes), "a block in float32, as it was and rotated"),
+        Peak(proving(shapes), PROVING),
+        _copying(shapes),
         Peak(rounding, "one tensor for each thread"),
-        Peak(sum(shapes.turned[: setting.threads]), "rotating the embedding and the head"),
         _head(shapes, setting),
     ]
     most = max(stages, key=lambda stage: stage.nbytes)
@@ -167,6 +170,13 @@ def _embedding(shapes: Shapes) -> int:
     rows = min(shapes.tokens, shapes.vocabulary)
     width = shapes.hidden + shapes.handed.given
     return 4 * width * (rows + 3 * shapes.batch) + reading(shapes.outside)
+
+
+def _copying(shapes: Shapes) -> Peak:
+    """A dense tensor while it is checked and written, in parts: these are small beside all else,
+    unless they are rotated. Of other views the whole is there as it is stored."""
+    nbytes = TURNED_BYTES if shapes.rotates else shapes.outside if shapes.viewed else 0
+    return Peak(nbytes, "copying the embedding or the head")
 
 
 def _in_block(shapes: Shapes, block: Block, setting: Setting) -> list[Peak]:
@@ -262,6 +272,8 @@ def _together(shapes: Shapes, block: Block, setting: Setting) -> list[Input]:
 
 def activations(shapes: Shapes, block: Block) -> int:
     """Bytes that one thread needs to run a micro-batch, and keeps of it for experts."""
-    dense = ACTIVATIONS_OF_HIDDEN * shapes.passed + ACTIVATIONS_OF_WIDEST * block.widest
+    widest = ACTIVATIONS_OF_WIDEST + (TURNED_COPIES if shapes.turns else 0)
+    widest += 0 if shapes.grams else 1  # magnitudes
+    dense = ACTIVATIONS_OF_HIDDEN * shapes.passed + widest * block.widest
     routed = sum(one.share * one.width for one in block.inputs if one.share is not None)
     return int(4 * shapes.batch * (dense + ROUTED_COPIES * routed))

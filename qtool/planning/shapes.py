@@ -161,7 +161,7 @@ class Shapes:
     text: int = 0  # bytes of the text to calibrate on
     tables: int = 0  # bytes that it takes to read them, where it is Parquet
     rotates: bool = False
-    turned: tuple[int, ...] = ()  # bytes of each tensor of no block, in float32 and as it is stored
+    turns: bool = False  # whether inputs are rotated while the model runs
     handed: Handed = ALONE
     head: int = 0  # bytes that reading the output head back takes, where it is quantized
     whole: int = 0  # numbers in the largest whose rows are rounded together
@@ -231,7 +231,6 @@ def shapes_of(
     inside: dict[int, list[Planned]] = defaultdict(list)
     outside = vocabulary = quantized = largest = hidden = head = longest = stored = 0
     whole = back = band = width = 0
-    turned: list[int] = []
     matrices: list[tuple[int, ...]] = []
     floats = False
     for tensor in tensors:
@@ -254,7 +253,6 @@ def shapes_of(
             inside[tensor.block].append(tensor)
         elif len(tensor.shape) == 2:
             outside = max(outside, tensor.nbytes)
-            turned.append(4 * tensor.parameters + tensor.nbytes)
             vocabulary = max(vocabulary, tensor.shape[0])
             if PER_LAYER not in tensor.name and not sees(tensor.name):
                 hidden = max(hidden, tensor.shape[1])
@@ -320,7 +318,7 @@ def shapes_of(
         text=text_bytes(settings),
         tables=table_bytes(settings),
         rotates=recipe.rotates,
-        turned=tuple(sorted(turned, reverse=True)),
+        turns=recipe.rotates and recipe.rotate.online,
         handed=handed,
         head=head,
         heads=(longest, stored),

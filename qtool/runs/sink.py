@@ -32,7 +32,6 @@ from qtool.planning.planned import Planned
 from qtool.record import FILE_NAME
 from qtool.runs.staging import clear_beside
 from qtool.scheme import Dense, GroupQuant, Scheme
-from qtool.streaming.weights import is_view
 
 _READ_AT_ONCE = 1 << 22  # bytes
 
@@ -90,11 +89,10 @@ class Sink:
             self.writer.add(planned.name, from_float32(values, planned.dtype, planned.name))
 
     def _parts(self, planned: Planned) -> Iterator[NDArray[np.uint8]]:
-        """The source's bytes of a tensor, each number looked at; of a view, which may have to make
-        more of it than is asked for, all together."""
+        """The source's bytes of a tensor, each number looked at."""
         name, size = planned.name, self.checkpoint.tensors[planned.name].nbytes
         width = size // max(1, math.prod(planned.shape))
-        whole = size <= _READ_AT_ONCE or is_view(self.checkpoint)
+        whole = size <= _READ_AT_ONCE
         step = max(1, size) if whole else _READ_AT_ONCE
         for start in range(0, size, step):
             stop = min(size, start + step)

@@ -14,7 +14,7 @@ from qtool.streaming.torch_calls import TorchCalls
 from qtool.streaming.weights import Weights
 
 STORED = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-_PART_BYTES = 1 << 25
+_PART_BYTES = 1 << 22
 Table = tuple[str, ...]  # the checkpoint tensors that an embedding is made of, one above the other
 
 

@@ -30,16 +30,18 @@ def turned_inside(block: LoadedBlock, online: Online) -> AbstractContextManager[
 
 def turned(x: torch.Tensor, size: int) -> torch.Tensor:
     """x H along the last axis, number by number in a fixed order."""
-    rows = x.reshape(-1, size)
+    rows = x.reshape(-1, size).clone()
     half = 1
     while half < size:
-        pairs = rows.reshape(-1, size // (2 * half), 2, half)
+        pairs = rows.view(-1, size // (2 * half), 2, half)
         first, second = pairs[:, :, 0], pairs[:, :, 1]
-        rows = torch.stack((first + second, first - second), 2).reshape(-1, size)
+        less = first - second
+        first += second
+        second.copy_(less)
         half *= 2
     # A number of the host's a GPU would not divide by, but multiply with its rounded reciprocal.
     root = torch.full((), math.sqrt(size), dtype=torch.float64, device=rows.device)
-    return (rows / root).reshape(x.shape)
+    return rows.div_(root).reshape(x.shape)
 
 
 class _Turned(TorchCalls):

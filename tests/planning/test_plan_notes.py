@@ -204,7 +204,7 @@ def test_estimates_count_the_scales_that_are_tried(
 
 
 def test_estimates_count_the_proof_of_a_rotation(tmp_path: Path) -> None:
-    """The proof needs torch, and two copies of a block; the head and the embedding are made."""
+    """The proof needs torch, and two copies of a block."""
 
     def plan(name: str, recipe: str, threads: int = 1, **kind: int) -> Plan:
         header_files.write(tmp_path / name, header_files.llama(**kind))
@@ -220,10 +220,8 @@ def test_estimates_count_the_proof_of_a_rotation(tmp_path: Path) -> None:
     wide = plan("c", "w8a8-dynamic", hidden=2048, inner=8192)
     block = sum(4 * tensor.parameters for tensor in wide.by_block[0])
     assert wide.peak_rss_bytes > estimate.PROVING_PROCESS_BYTES + 2 * block
-    one, two = (plan("d", "w8a8-dynamic", n, vocabulary=500_000) for n in (1, 2))
-    table = max(tensor.parameters for tensor in one.by_block[None])
-    assert one.peak_rss_bytes == estimate.PROVING_PROCESS_BYTES + 6 * table
-    assert two.peak_rss_bytes == one.peak_rss_bytes + 6 * table
+    many, few = (plan("d", "w8a8-dynamic", vocabulary=words) for words in (500_000, 10_000))
+    assert many.peak_rss_bytes == few.peak_rss_bytes  # they are made in parts
 
 
 def test_estimates_are_for_the_cores_a_run_may_use(

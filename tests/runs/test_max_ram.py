@@ -298,6 +298,22 @@ def test_the_estimate_is_a_little_more_than_what_was_measured(
     assert measured <= planned / 2**20 <= 1.1 * measured
 
 
+@pytest.mark.parametrize(
+    ("recipe", "measured"),
+    [("w4g128-gptq", 563), ("w4g128-awq", 557), ("w4-gptq-rotated", 546), ("fp8-static", 546)],
+)
+def test_an_embedding_is_copied_in_parts(
+    recipe: str, measured: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As measured by two threads of the shape "vocabulary" of tests/bars/max_ram.py."""
+    monkeypatch.setattr(estimate, "TORCH_PROCESS_BYTES", PROCESS)
+    shapes = header_files.llama(2, 768, 2048, 192, vocabulary=151_936)
+    model = Checkpoint.open(header_files.write(tmp_path / "m", shapes))
+    sets = ["calibration.samples=8", "calibration.length=512"]
+    planned = make_plan(load(recipe, sets), model, threads=2).peak_rss_bytes
+    assert measured <= planned / 2**20 <= 1.1 * measured
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["w4g128-gptq", "w4g128-awq-gptq"])
 def test_as_many_samples_as_usual_take_what_is_planned(recipe: str, tmp_path: Path) -> None:
