@@ -88,11 +88,12 @@ def _to_safetensors(recipe: Recipe, asked: Asked, progress: Progress) -> Summary
     device = device_of(asked.device)
     target = artifact_path(asked.model, recipe, asked.out)
     check_apart(target, Path(asked.model))
-    check_free(target, is_folder=True, replace=_replace(asked))
+    check_free(target, is_folder=True, replace=_replace(asked), again=not asked.fresh)
     with progress.stage("download"):
         source = resolve(asked.model, progress)
     replacing = _replace(asked, source)
-    check_free(target, is_folder=True, replace=replacing)  # before a checkpoint is made beside it
+    # Before a checkpoint is made beside it.
+    check_free(target, is_folder=True, replace=replacing, again=not asked.fresh)
     gpu = None if device is None else device.name
     stating = _stating(asked, source, target, progress, gpu)
 
@@ -158,7 +159,7 @@ def _to_gguf(recipe: GgufRecipe, asked: Asked, progress: Progress) -> Summary:
             f"{_GGUF}, or a recipe that makes a folder of safetensors, such as w4g128-awq"
         )
     check_apart(target, Path(asked.model))
-    check_free(target, is_folder=False, replace=_replace(asked))
+    check_free(target, is_folder=False, replace=_replace(asked), again=not asked.fresh)
     if asked.modelfile:
         from qtool.homes.ollama import is_modelfile_of, modelfile_path
 
