@@ -219,6 +219,9 @@ def test_calibrating_on_it(tmp_path: Path, call: Call) -> None:
     said = call("sample", "tiny", "-o", out, "--samples", 6, "--length", 64, "--json")
     found = json.loads(said.out)
     assert found["texts"] == len(out.read_text().splitlines()) and found["tokens"] >= 7 * 64
+    assert found["texts"] == 7
+    again = call("sample", "tiny", "-o", tmp_path / "b.jsonl", "--samples", 1, "--length", 8)
+    assert " tokens in 2 texts (1 more than asked for, since a text that is cut" in again.out
     asked = ("--recipe", "w4g128-gptq", "--calibration", out, "--samples", 6, "--length", 64)
     assert call("quantize", "tiny", *asked, "-o", tmp_path / "out").status == 0
 

@@ -115,7 +115,6 @@ def fit(
     Returns what was chosen: `out`, `loss` in nats a token, `chosen` and `json()`, the object of
     `qtool fit --json`.
     """
-    from qtool.fitting.fit import fit as run
     from qtool.fitting.request import fit_request
     from qtool.native.library import default_threads
     from qtool.runs.progress import Progress
@@ -145,6 +144,8 @@ def fit(
         progress=progress,
         device=device,
     )
+    from qtool.fitting.fit import fit as run  # torch: what can be told before is
+
     with threads_as_before():
         return run(request, progress)
 

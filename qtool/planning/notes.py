@@ -6,6 +6,7 @@ from pathlib import Path
 
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import UnsupportedError
+from qtool.gguf.recipe import GgufRecipe
 from qtool.planning.handed import PER_LAYER
 from qtool.planning.planned import Planned
 from qtool.recipe.consistency import without
@@ -40,14 +41,15 @@ def idle(recipe: Recipe) -> list[str]:
     return found
 
 
-def unread(recipe: Recipe) -> list[str]:
+def unread(recipe: Recipe | GgufRecipe) -> list[str]:
     """Settings of a calibration that there is none of."""
     given = recipe.calibration.model_fields_set
     if recipe.calibrates or not given:
         return []
+    unless = "" if isinstance(recipe, Recipe) else " without `importance: true`"
     return [
         f"note: settings of calibration ({', '.join(sorted(given))}) are not used: recipe "
-        f"{recipe.name} looks at no activations"
+        f"{recipe.name} looks at no activations{unless}"
     ]
 
 

@@ -247,14 +247,11 @@ def _stating(
 
 
 def reads_text(recipe: GgufRecipe, imatrix: Path | None, options: Collection[str]) -> bool:
-    """Whether a run calibrates; UnsupportedError where it does not, and options about that are
-    given."""
-    given = dict.fromkeys(options, True)
+    """Whether a run calibrates; UnsupportedError where options about that are given, and what they
+    are about was measured before."""
     if imatrix is not None and not (recipe.sweeps or recipe.transforms):
-        refuse(recipe, f"takes importance from {imatrix}", given)
+        refuse(recipe, f"takes importance from {imatrix}", dict.fromkeys(options, True))
         return False
-    if not recipe.calibrates:
-        refuse(recipe, "measures nothing without `importance: true`", given)
     return recipe.calibrates
 
 
