@@ -129,6 +129,17 @@ def wide_codes(tensors: Sequence[Planned]) -> list[str]:
     ]
 
 
+def doubles(tensors: Sequence[Planned]) -> list[str]:
+    """What is not stored in the dtype that it has."""
+    count = sum(t.dtype == "F64" and isinstance(t.action, Dense) for t in tensors)
+    if not count:
+        return []
+    many = "1 unquantized tensor is" if count == 1 else f"{count} unquantized tensors are"
+    return [
+        f"note: {many} F64 in the model, in which no engine computes, and F32 in what is made of it"
+    ]
+
+
 def refuse_experts(path: Path, experts: Iterable[str]) -> None:
     """UnsupportedError where scales of routed experts would be tuned: models keep those of a block
     in one parameter, and torch makes a gradient by all of it for each expert that is met."""
