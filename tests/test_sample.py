@@ -166,7 +166,7 @@ def test_a_killed_run_goes_on(
 
 def test_what_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "own.jsonl"
-    with pytest.raises(UsageError, match=r"9999 tokens \(--length\) are more than the 512 pos"):
+    with pytest.raises(UsageError, match=r"9999 tokens \(length\) are more than the 512 pos"):
         qtool.sample("tiny", out, samples=1, length=9999)
     for wrong, said in (
         ({"samples": 0}, "samples 0: expected 1 or more"),

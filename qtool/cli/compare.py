@@ -38,11 +38,11 @@ def compare(
     json_: Json = False,
 ) -> None:
     """Measure ARTIFACTS on a text, and say which of them none of the others beats."""
-    from qtool import api
+    from qtool.api import looking
 
     if plot is not None:
         _check_plot(plot)
-    made = api.compare(
+    made = looking.compare(
         artifacts,
         text,
         against=against,

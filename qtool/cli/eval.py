@@ -43,14 +43,14 @@ def evaluate(
     from qtool.streaming.allocator import share_heap
 
     share_heap()
-    from qtool import api
+    from qtool.api import looking
     from qtool.quality.conditions import check_figure, parse_condition
     from qtool.runs.progress import Progress
 
     conditions = [parse_condition(condition) for condition in fail_if or ()]
     for condition in conditions:
         check_figure(condition, reference=against is not None)
-    found = api.evaluate(
+    found = looking.evaluate(
         artifact,
         text,
         against=against,

@@ -31,11 +31,11 @@ def sample(
     The model is kept in memory as far as half of what is available goes; what does not fit is read
     again for every token.
     """
-    from qtool import api
+    from qtool.api import making
     from qtool.planning.advised import calibrated
     from qtool.runs.progress import Progress
 
-    found = api.sample(
+    found = making.sample(
         model,
         out,
         samples=samples,
