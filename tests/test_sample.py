@@ -171,7 +171,7 @@ def test_what_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     for wrong, said in (
         ({"samples": 0}, "samples 0: expected 1 or more"),
         ({"seed": 2**32}, "seed 4294967296: expected less than"),
-        ({"out": tmp_path / "own.txt"}, "own.txt: the texts are lines of JSON; name it"),
+        ({"out": tmp_path / "own.txt"}, 'own.txt": the texts are lines of JSON; name it'),
     ):
         with pytest.raises(UsageError, match=said):
             qtool.sample("tiny", **{"out": out, **wrong})  # type: ignore[arg-type]
