@@ -192,7 +192,7 @@ def test_what_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         qtool.sample("tiny", out, samples=1, length=8)
     assert list(tmp_path.iterdir()) == []
     out.write_text("mine")
-    with pytest.raises(UnsupportedError, match="exists; remove it or choose another -o"):
+    with pytest.raises(UnsupportedError, match="exists; remove it or choose another out"):
         qtool.sample("tiny", out)
 
 
