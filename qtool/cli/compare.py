@@ -18,6 +18,7 @@ from qtool.cli.options import (
     Windows,
 )
 from qtool.errors import SourceError
+from qtool.verification.sentences import count
 
 if TYPE_CHECKING:
     from qtool.quality.compare import Compared
@@ -117,8 +118,8 @@ def _print(made: "Compared") -> None:
     protocol = row["protocol"]
     typer.echo(
         f"reference perplexity {row['reference_perplexity']:.3f}; {row['tokens']} positions: "
-        f"{protocol['windows']} windows of {protocol['length']} of {protocol['text']}, protocol "
-        f"{protocol['name']}; +-: of KLD, 95 %; *: nothing here is both smaller and "
+        f"{count(protocol['windows'], 'window')} of {protocol['length']} of {protocol['text']}, "
+        f"protocol {protocol['name']}; +-: of KLD, 95 %; *: nothing here is both smaller and "
         "nearer" + ("; inputs: what those of linear layers are rounded to" if rounding else "")
     )
     for one in found:
