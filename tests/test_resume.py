@@ -387,6 +387,25 @@ def test_what_was_finished_when_it_was_killed_is_not_made_again(
     assert said == other
 
 
+def test_texts_that_were_finished_are_not_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "own.jsonl"
+    words: list[object] = ["sample", "tiny", "-o", out, "--samples", 2, "--length", 16]
+    killed_named("named", [*words, "--threads", 1])
+    made = out.stat()
+    call = caller(monkeypatch, capfd)
+    other = call(*words, "--threads", 1, "--seed", 1)
+    assert other.status == 1 and "exists" in other.err and out.stat() == made
+    out.unlink()
+    killed_named("named", [*words, "--threads", 1])
+    made = out.stat()
+    done = call(*words, "--threads", 1)
+    assert done.status == 0 and "it was finished already" in done.err, done.err
+    assert f"{out}: 48 tokens in 3 texts (1 more than" in done.out and out.stat() == made
+    assert os.listdir(tmp_path) == [out.name]
+
+
 @pytest.mark.parametrize("what", ["recipe", "source", "text", "artifact", "fresh", "replace"])
 def test_what_another_command_had_finished_is_in_the_way(
     what: str, model: Path, tmp_path: Path,

@@ -230,7 +230,8 @@ def sample(
         raise UsageError(f"seed {seed}: expected less than {2**32:,}")
     if Path(out).suffix.lower() not in (".jsonl", ".ndjson"):
         raise UsageError(f"-o {out}: the texts are lines of JSON; name it {out}.jsonl")
-    check_free(Path(out), is_folder=False)  # before a download that may take hours
+    # Before a download that may take hours.
+    check_free(Path(out), is_folder=False, again=not fresh)
     place = device_of(device, ways_back=False)
     progress = progress or Progress(quiet=quiet)
     with progress.stage("download"):

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from qtool.runs.progress import Progress
 
 _FOLLOW = {HEADER, PRECISION}  # from other facts, and known after work alone
-_SAID = (
-    "it was finished already: an earlier run of this command was killed just after the artifact "
-    "had its name"
+SAID = (
+    "it was finished already: an earlier run of this command was killed just after the output had "
+    "its name"
 )
 
 
@@ -128,7 +128,7 @@ def taking_up(
             artifact=str(request.artifact),
             seconds={name: round(value, 3) for name, value in seconds.items()},
             peak_rss_bytes=peak_rss_bytes(),
-            notes=[_SAID, *made.notes],
+            notes=[SAID, *made.notes],
         )
 
     return runs
