@@ -5,7 +5,6 @@ import re
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from math import isclose
 
 import numpy as np
 
@@ -156,7 +155,9 @@ def _is_zero(m: Measured) -> bool:
         return False
     if m.scheme.is_float:
         whole = 1.0 if m.outer is None else m.outer  # of NVFP4, which matrices may have in common
-        return m.low_code == 0 and m.outliers == 1.0 and isclose(m.scale_size, whole)
+        whole = 1 / whole if m.scheme.outer == "divides" and whole else whole
+        near = math.isclose(m.scale_size, whole, rel_tol=1e-6)
+        return m.low_code == 0 and m.outliers == 1.0 and near
     return m.zeros is not None and m.zeros.is_only(m.low_code)
 
 
