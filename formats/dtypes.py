@@ -63,6 +63,11 @@ NUMPY_DTYPES: dict[str, str] = {
 FLOAT_DTYPES = frozenset({"F16", "BF16", "F32", "F64"})
 
 
+def written_dtype(dtype: str) -> str:
+    """What a tensor of a model is written as that is not quantized: engines compute in no F64."""
+    return "F32" if dtype == "F64" else dtype
+
+
 def byte_size(dtype: str, shape: Sequence[int]) -> int:
     """Bytes of a tensor; dtype must be a key of DTYPE_BITS."""
     return (prod(shape) * DTYPE_BITS[dtype] + 7) // 8
@@ -103,6 +108,8 @@ def from_float32(array: NDArray[np.float32], dtype: str, name: str) -> NDArray[n
     """
     source = np.ascontiguousarray(array, dtype=np.float32)
     stored: NDArray[Any]
+    if dtype == "F64":
+        return source.astype("<f8").reshape(-1).view(np.uint8)
     if dtype == "F32":
         return source.reshape(-1).view(np.uint8)
     if dtype == "F16":

@@ -8,12 +8,26 @@
     found = qtool.evaluate(made.artifact, text="text.txt", against="tiny")
 
 A MODEL is what the commands take: a folder, a file, a hub id, an alias. Errors are QtoolErrors (see
-qtool.errors), whose text says what to do. Nothing is printed unless `quiet=False`.
+qtool.errors), whose text says what to do, in the words of these functions (qtool/api/words.py).
+Nothing is printed unless `quiet=False`.
 """
 
-from qtool.api.looking import compare, evaluate, generate, plan, verify
-from qtool.api.making import convert, download, fit, quantize, sample
-from qtool.artifacts.opened import Model, open
+from qtool.api import looking, making
+from qtool.api.words import for_python
+from qtool.artifacts import opened
+from qtool.artifacts.opened import Model
+
+compare = for_python(looking.compare)
+convert = for_python(making.convert)
+download = for_python(making.download)
+evaluate = for_python(looking.evaluate)
+fit = for_python(making.fit)
+generate = for_python(looking.generate)
+open = for_python(opened.open)
+plan = for_python(looking.plan)
+quantize = for_python(making.quantize)
+sample = for_python(making.sample)
+verify = for_python(looking.verify)
 
 __all__ = [
     "Model", "compare", "convert", "download", "evaluate", "fit", "generate", "open", "plan",

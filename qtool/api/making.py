@@ -115,7 +115,6 @@ def fit(
     Returns what was chosen: `out`, `loss` in nats a token, `chosen` and `json()`, the object of
     `qtool fit --json`.
     """
-    from qtool.fitting.fit import fit as run
     from qtool.fitting.request import fit_request
     from qtool.native.library import default_threads
     from qtool.runs.progress import Progress
@@ -145,6 +144,8 @@ def fit(
         progress=progress,
         device=device,
     )
+    from qtool.fitting.fit import fit as run  # torch: what can be told before is
+
     with threads_as_before():
         return run(request, progress)
 
@@ -229,7 +230,8 @@ def sample(
         raise UsageError(f"seed {seed}: expected less than {2**32:,}")
     if Path(out).suffix.lower() not in (".jsonl", ".ndjson"):
         raise UsageError(f"-o {out}: the texts are lines of JSON; name it {out}.jsonl")
-    check_free(Path(out), is_folder=False)  # before a download that may take hours
+    # Before a download that may take hours.
+    check_free(Path(out), is_folder=False, again=not fresh)
     place = device_of(device, ways_back=False)
     progress = progress or Progress(quiet=quiet)
     with progress.stage("download"):

@@ -89,6 +89,19 @@ def untied(config: Mapping[str, Any]) -> dict[str, Any]:
     return made
 
 
+def without_float64(config: Mapping[str, Any]) -> dict[str, Any]:
+    """config.json of what has F32 in the place of F64: engines take its dtype for the model's."""
+    keys, names = ("dtype", "torch_dtype"), ("float64", "double", "torch.float64")
+    found: dict[str, Any] = {
+        k: "float32" if k in keys and v in names else v for k, v in config.items()
+    }
+    for key in _TEXT_CONFIGS:
+        inner = found.get(key)
+        if isinstance(inner, Mapping):
+            found[key] = without_float64(inner)
+    return found
+
+
 def past_positions(config: Mapping[str, Any], length: int, what: str) -> str | None:
     """A warning where text is longer than the model was made for, in tokens; else None."""
     most = text_config(config).get("max_position_embeddings")

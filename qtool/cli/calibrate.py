@@ -91,6 +91,10 @@ def calibrate(
             raise typer.BadParameter(
                 f"recipe {one.name} makes a GGUF file, for which --imatrix OUT.gguf is measured"
             )
+        if out is None and isinstance(one, Recipe):
+            raise typer.BadParameter(
+                f"recipe {one.name} takes statistics: name a file for them with -o STATS"
+            )
         if out is not None and isinstance(one, Recipe) and (why := unserved(one)) is not None:
             raise typer.BadParameter(f"{why}: `qtool quantize` measures it by itself")
     settings = common_calibration(loaded, sets)

@@ -18,6 +18,7 @@ from qtool.cli.options import (
     Windows,
 )
 from qtool.errors import SourceError
+from qtool.verification.sentences import count
 
 if TYPE_CHECKING:
     from qtool.quality.compare import Compared
@@ -38,11 +39,11 @@ def compare(
     json_: Json = False,
 ) -> None:
     """Measure ARTIFACTS on a text, and say which of them none of the others beats."""
-    from qtool import api
+    from qtool.api import looking
 
     if plot is not None:
         _check_plot(plot)
-    made = api.compare(
+    made = looking.compare(
         artifacts,
         text,
         against=against,
@@ -117,8 +118,8 @@ def _print(made: "Compared") -> None:
     protocol = row["protocol"]
     typer.echo(
         f"reference perplexity {row['reference_perplexity']:.3f}; {row['tokens']} positions: "
-        f"{protocol['windows']} windows of {protocol['length']} of {protocol['text']}, protocol "
-        f"{protocol['name']}; +-: of KLD, 95 %; *: nothing here is both smaller and "
+        f"{count(protocol['windows'], 'window')} of {protocol['length']} of {protocol['text']}, "
+        f"protocol {protocol['name']}; +-: of KLD, 95 %; *: nothing here is both smaller and "
         "nearer" + ("; inputs: what those of linear layers are rounded to" if rounding else "")
     )
     for one in found:

@@ -53,9 +53,9 @@ def convert(
     Dequantized (--to hf), its products are rounded to --dtype, and the error of each is recorded;
     float32 holds them all.
     """
-    from qtool import api
+    from qtool.api import making
 
-    made = api.convert(
+    made = making.convert(
         artifact,
         to,
         out,

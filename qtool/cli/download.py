@@ -41,6 +41,11 @@ def download(
         typer.echo(json.dumps({"model": model, **found.json(), "seconds": seconds}))
         return
     size = sum(file.size or 0 for file in found.files)
+    if found.model is None:
+        files = count(len(found.files), "file")
+        typer.echo(f"{model} ships with qtool ({files}, {size / 1e6:,.1f} MB): nothing to download")
+        typer.echo(printable(str(found.folder)))
+        return
     received = sum(found.received.values())
     digests = verb(found.checked, "their digests", "its digest")
     compared = f", {count(found.checked, 'file')} of the cache compared with {digests}"

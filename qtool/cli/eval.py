@@ -18,6 +18,7 @@ from qtool.cli.options import (
     WindowLength,
     Windows,
 )
+from qtool.verification.sentences import count
 
 if TYPE_CHECKING:
     from qtool.quality.evaluate import Evaluation
@@ -43,14 +44,14 @@ def evaluate(
     from qtool.streaming.allocator import share_heap
 
     share_heap()
-    from qtool import api
+    from qtool.api import looking
     from qtool.quality.conditions import check_figure, parse_condition
     from qtool.runs.progress import Progress
 
     conditions = [parse_condition(condition) for condition in fail_if or ()]
     for condition in conditions:
         check_figure(condition, reference=against is not None)
-    found = api.evaluate(
+    found = looking.evaluate(
         artifact,
         text,
         against=against,
@@ -96,8 +97,8 @@ def lines(found: "Evaluation") -> list[str]:
         ]
     protocol = row["protocol"]
     said.append(
-        f"{row['tokens']} positions: {protocol['windows']} windows of {protocol['length']} of "
-        f"{protocol['text']}, protocol {protocol['name']}"
+        f"{row['tokens']} positions: {count(protocol['windows'], 'window')} of "
+        f"{protocol['length']} of {protocol['text']}, protocol {protocol['name']}"
     )
     rounded = {"inputs of linear layers": protocol["activations"], "KV cache": protocol["kv_cache"]}
     simulated = [f"{what} {how}" for what, how in rounded.items() if how != "float32"]

@@ -73,7 +73,6 @@ def fit(
     from qtool.texts.mixture import check_source
 
     check_source(calibration)  # before imports and a download
-    from qtool.fitting.fit import fit as run
     from qtool.fitting.request import fit_request
     from qtool.native.library import default_threads
     from qtool.runs.progress import Progress
@@ -86,6 +85,8 @@ def fit(
         costs=costs, threads=threads or default_threads(), max_ram=max_ram, fresh=fresh,
         requantize=requantize, progress=progress, device=device,
     )  # fmt: skip
+    from qtool.fitting.fit import fit as run  # torch: what can be told before is
+
     found = run(request, progress)
     if json_:
         typer.echo(json.dumps(found.json()))

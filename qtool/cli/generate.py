@@ -27,10 +27,10 @@ def generate(
     there as it is stored, and single tokens are multiplied by packed 4-bit words. Engines are what
     serves a model.
     """
-    from qtool import api
+    from qtool.api import looking
     from qtool.runs.progress import Progress
 
-    found = api.generate(
+    found = looking.generate(
         artifact,
         prompt,
         tokens=tokens,

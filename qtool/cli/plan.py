@@ -59,10 +59,10 @@ def plan(
 
     With --engine also what that engine would refuse; exit status 1 where it would.
     """
-    from qtool import api
+    from qtool.api import looking
     from qtool.recipe.described import methods
 
-    found = api.plan(
+    found = looking.plan(
         model,
         recipe,
         calibration=calibration,

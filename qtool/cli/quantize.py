@@ -64,12 +64,12 @@ def quantize(
     json_: Json = False,
 ) -> None:
     """Quantize MODEL as RECIPE says into a folder, or a GGUF file, that engines load."""
-    from qtool import api
+    from qtool.api import making
     from qtool.homes.serve import next_lines
     from qtool.runs.progress import Progress
 
     progress = Progress(quiet=json_, log=log_file)
-    summary = api.quantize(
+    summary = making.quantize(
         model,
         recipe,
         out,

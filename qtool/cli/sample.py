@@ -15,7 +15,7 @@ from qtool.verification.sentences import count
 def sample(
     model: Model,
     out: Annotated[Path, typer.Option("-o", "--out", help="JSONL file to write")],
-    samples: Annotated[int, typer.Option(min=1, help="how many stretches of text")] = 128,
+    samples: Annotated[int, typer.Option(min=1, help="that a calibration is to find in it")] = 128,
     length: Annotated[int, typer.Option(min=8, help="tokens in each")] = 512,
     seed: Annotated[
         int, typer.Option(min=0, max=2**32 - 1, help="another one gives other texts")
@@ -31,11 +31,11 @@ def sample(
     The model is kept in memory as far as half of what is available goes; what does not fit is read
     again for every token.
     """
-    from qtool import api
+    from qtool.api import making
     from qtool.planning.advised import calibrated
     from qtool.runs.progress import Progress
 
-    found = api.sample(
+    found = making.sample(
         model,
         out,
         samples=samples,
@@ -49,9 +49,12 @@ def sample(
     if json_:
         typer.echo(json.dumps(found.json()))
         return
+    more = found.texts - found.samples
+    why = "since a text that is cut into tokens again may have fewer"
+    spare = f" ({more:,} more than asked for, {why})" if more > 0 else ""
     typer.echo(
         printable(
-            f"{found.out}: {found.tokens:,} tokens in {count(found.texts, 'text')}, "
+            f"{found.out}: {found.tokens:,} tokens in {count(found.texts, 'text')}{spare}, "
             f"{size(found.size_bytes)}, {found.seconds:.1f} s"
         )
     )

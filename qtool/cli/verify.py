@@ -38,9 +38,9 @@ def verify(
     json_: Json = False,
 ) -> None:
     """Check ARTIFACT: tensors, shapes, numbers, configs, tokenizer; exit status 1 on errors."""
-    from qtool import api
+    from qtool.api import looking
 
-    verdict = api.verify(
+    verdict = looking.verify(
         artifact, against=against, engine=engine, tp=tp, threads=threads, quiet=json_
     )
     if json_:

@@ -35,6 +35,11 @@ def convert(request: Request, progress: Progress) -> Converted:
             f"-o {request.out}: --to {request.target.name} makes a folder, not a GGUF file; choose "
             "another name, or --to gguf"
         )
+    if request.out.suffix.lower() == ".safetensors":
+        what = "a GGUF file" if request.target.format == "gguf" else "a folder"
+        raise UnsupportedError(
+            f"-o {request.out}: --to {request.target.name} makes {what}; choose another name"
+        )
     check_apart(request.out, request.source)
     check(request.out, request.replace)
     files = gguf_models(request.source)

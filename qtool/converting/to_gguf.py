@@ -39,6 +39,7 @@ from qtool.formats.gguf_values import Value, string, u32
 from qtool.formats.gguf_writer import GgufWriter, Layout, TensorSpec, lay_out, opened
 from qtool.gguf.kinds import stored_shape
 from qtool.gguf.mixture_table import MOSTLY_NVFP4
+from qtool.gguf.request import unlike_gguf
 from qtool.gguf.second_scales import inputs_of
 from qtool.gguf.source import QUANTIZATION_VERSION, GgufSource
 from qtool.gguf_types import BlockType
@@ -59,7 +60,8 @@ def convert(request: Request, model: Model, progress: Progress) -> Converted:
         )
     with progress.stage("survey"):
         source, steps = gguf_plan(request.target, model, request.lossy, progress)
-        say_all(source.warnings, progress)
+        warnings = (*source.warnings, *unlike_gguf(request.out))
+        say_all(warnings, progress)
         rounded = [one for step in steps for one in _rounded(step)]
     types = Counter(step.type for step in steps if step.parts)
     layout_name = types.most_common(1)[0][0]
@@ -92,7 +94,7 @@ def convert(request: Request, model: Model, progress: Progress) -> Converted:
         tensors=len(steps),
         size_bytes=layout.size,
         dequantized={},
-        warnings=(*model.warnings, *source.warnings),
+        warnings=(*model.warnings, *warnings),
     )
 
 

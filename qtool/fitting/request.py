@@ -1,4 +1,6 @@
-"""What is asked of `qtool fit`, and what it found."""
+"""What is asked of `qtool fit`, and what it found. Importing it is quick: no torch."""
+
+from __future__ import annotations
 
 import re
 import shlex
@@ -9,17 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qtool.errors import UsageError
-from qtool.fitting.allocate import Candidate
-from qtool.fitting.ways import Made
 from qtool.gguf.mixture_table import TYPES
 from qtool.gguf.recipe import GgufRecipe
 from qtool.gguf_types import FLOATS, BlockType
-from qtool.planning.budget import Memory
 from qtool.recipe.file import Calibration, did_you_mean
 from qtool.recipe.recipe import Recipe
-from qtool.runs.progress import Progress
 
 if TYPE_CHECKING:
+    from qtool.fitting.allocate import Candidate
+    from qtool.fitting.ways import Made
+    from qtool.planning.budget import Memory
+    from qtool.runs.progress import Progress
     from qtool.streaming.device import Device
 
 BITS = (0.1, 32)  # a weight, that may be asked for
@@ -63,10 +65,15 @@ def widths(text: str | None, format_: str) -> tuple[int, ...]:
     return tuple(sorted({int(name) for name in names}))
 
 
-def check_files(request: "FitRequest") -> None:
+def check_name(out: Path) -> None:
+    """UsageError for a file that could not be taken for a recipe."""
+    if out.suffix not in (".yaml", ".yml"):
+        raise UsageError(f"-o {out}: a recipe's file ends in .yaml")
+
+
+def check_files(request: FitRequest) -> None:
     """UsageError, SourceError for outputs that cannot be written, before any work."""
-    if request.out.suffix not in (".yaml", ".yml"):
-        raise UsageError(f"-o {request.out}: a recipe's file ends in .yaml")
+    check_name(request.out)
     costs = request.costs
     if costs is None or costs.is_file():
         return
@@ -95,7 +102,7 @@ class FitRequest:
     requantize: bool = False  # tensors of a quantized type may be encoded anew
     max_ram: int | None = None  # bytes of resident memory
     kept_keys: frozenset[str] = frozenset()  # of the recipe's `mlx` table, which stay as they are
-    device: "Device | None" = None  # where blocks are passed; None: the CPU
+    device: Device | None = None  # where blocks are passed; None: the CPU
 
 
 def fit_request(
@@ -121,17 +128,19 @@ def fit_request(
     text: calibration, samples, length and seed, None where not given. sets: `key=value` put over
     the recipe's own. UsageError.
     """
-    from qtool.fitting.outside import kept_keys
     from qtool.formats.safetensors_file import parse_size
     from qtool.hub import resolve
     from qtool.recipe.recipe import calibration_sets, find, load, shipped
     from qtool.runs.request import check_max_ram, device_of
+    from qtool.runs.workspace import check_free
 
     if (size is None) == (bits is None):
         raise UsageError("give either --size, such as 4.2GB, or --bits, such as 4.5")
     least, most = BITS
     if bits is not None and not (isinstance(bits, int | float) and least <= bits <= most):
         raise UsageError(f"--bits {bits}: expected a number from {least} to {most}")
+    check_name(out)
+    check_free(out, is_folder=False)
     nbytes = None if size is None else parse_size(str(size), "--size")
     types = types if types is None or isinstance(types, str) else ",".join(map(str, types))
     base = load(recipe, sets)
@@ -149,6 +158,8 @@ def fit_request(
     check_max_ram(device, max_ram)
     with progress.stage("download"):
         source = resolve(model, progress)
+    from qtool.fitting.outside import kept_keys  # and torch: what can be told before is
+
     own = find(recipe) not in shipped().values()
     kept = frozenset() if isinstance(base, GgufRecipe) else kept_keys(base, own, sets)
     return FitRequest(

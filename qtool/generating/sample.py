@@ -15,7 +15,7 @@ about.
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from qtool.generating.ready import Ready, check_positions, ready, rows_of
 from qtool.gguf.resume import source_files
 from qtool.quality.weights import open_weights
 from qtool.runs import program
+from qtool.runs.already import SAID, AlreadyMade
 from qtool.runs.differences import DEVICE
 from qtool.runs.identity import file_facts
 from qtool.runs.progress import Progress
@@ -93,7 +94,24 @@ def sample(
     model: as it was named. SourceError where what the model says is not finite; UnsupportedError
     where transformers cannot run it with a cache; UsageError for more tokens than it has positions.
     """
-    check_free(out, is_folder=False)
+    try:
+        return _sampled(path, out, sampling, device, progress, model, fresh)
+    except AlreadyMade as found:
+        progress.say(f"note: {SAID}")
+        seconds = round(progress.total(), 3)
+        return replace(Sampled(**found.made), out=str(out), model=model, seconds=seconds)
+
+
+def _sampled(
+    path: Path,
+    out: Path,
+    sampling: Sampling,
+    device: Device | None,
+    progress: Progress,
+    model: str,
+    fresh: bool,
+) -> Sampled:
+    check_free(out, is_folder=False, again=not fresh)
     with open_weights(path) as weights:
         skeleton = Skeleton.open(weights)
         check_positions(skeleton, sampling.length, f"{sampling.length} tokens (--length) are", path)
@@ -106,18 +124,19 @@ def sample(
         at_once, cache_bytes = _at_once(weights.config, sampling.length)
         nbytes = _BYTES_PER_TOKEN * sampling.samples * sampling.length
         sources = marks(source_files(path))
-        with workspace(out, is_folder=False, nbytes=nbytes, fresh=fresh, sources=sources) as space:
-            space.agree(
-                {
-                    COMMAND: "sample",
-                    **program.facts(),
-                    "source": [file_facts(file) for file in sources],
-                    "sampling": asdict(sampling),
-                    "threads": torch.get_num_threads(),
-                    DEVICE: "cpu" if device is None else device.name,
-                    "version of torch or kind of CPU": environment(),
-                }
-            )
+        facts = {
+            COMMAND: "sample",
+            **program.facts(),
+            "source": [file_facts(file) for file in sources],
+            "sampling": asdict(sampling),
+            "threads": torch.get_num_threads(),
+            DEVICE: "cpu" if device is None else device.name,
+            "version of torch or kind of CPU": environment(),
+        }
+        with workspace(
+            out, is_folder=False, nbytes=nbytes, fresh=fresh, sources=sources, facts=facts
+        ) as space:
+            space.agree(facts)
             drawing = _Drawing(
                 skeleton, weights, path, sampling, first, device, at_once, cache_bytes
             )
@@ -128,18 +147,20 @@ def sample(
                 )
             lines = [json.dumps({"text": text}, ensure_ascii=False) for text in texts]
             space.artifact.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return Sampled(
-        str(out),
-        model,
-        "cpu" if device is None else device.name,
-        sampling.samples,
-        sampling.length,
-        sampling.seed,
-        len(texts),
-        sum(map(len, rows)),
-        out.stat().st_size,
-        round(progress.total(), 3),
-    )
+            made = Sampled(
+                str(out),
+                model,
+                "cpu" if device is None else device.name,
+                sampling.samples,
+                sampling.length,
+                sampling.seed,
+                len(texts),
+                sum(map(len, rows)),
+                space.artifact.stat().st_size,
+                round(progress.total(), 3),
+            )
+            space.conclude(asdict(made))
+    return made
 
 
 def _first(config: Mapping[str, Any], folder: Path) -> int | None:

@@ -8,6 +8,7 @@ from qtool.checkpoints.padding import KEY
 from qtool.gguf.kinds import EMBEDDING_OF_TOKENS, HEAD, ModelFacts
 from qtool.gguf.recipe import GgufRecipe
 from qtool.gguf_types import FLOATS, BlockType
+from qtool.planning.notes import unread
 from qtool.recipe.consistency import without
 
 _SHOWN = 3  # names in a sentence
@@ -148,6 +149,4 @@ def _idle(recipe: GgufRecipe, tensors: Sequence[Planned]) -> list[str]:
         and all(t.copied or t.type.name in _DEAF for t in tensors)
     ):
         found.append(f"importance has no effect with type {recipe.type}")
-    if not recipe.calibrates and recipe.calibration.model_fields_set:
-        found.append("calibration has no effect without importance: true")
-    return found
+    return [*found, *unread(recipe)]

@@ -6,7 +6,7 @@ open -> plan -> (measure importance) -> stage a file -> piece by piece: read, en
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from math import prod
 from typing import TYPE_CHECKING
@@ -33,6 +33,7 @@ from qtool.hub import public_name
 from qtool.native.sums import checksum
 from qtool.remarks import line
 from qtool.runs import layer_errors
+from qtool.runs.already import taking_up
 from qtool.runs.journal import Journal
 from qtool.runs.progress import Progress
 from qtool.runs.summary import LayerReport, Summary, peak_rss_bytes
@@ -44,9 +45,11 @@ if TYPE_CHECKING:
     from qtool.transforms.rotated import Rotated
 
 
+@taking_up
 def run_gguf(request: GgufRequest, progress: Progress) -> Summary:
     """Make the file; nothing is left under its name unless all of it succeeds."""
-    check_free(request.artifact, is_folder=False, replace=request.replace)
+    again = not request.fresh
+    check_free(request.artifact, is_folder=False, replace=request.replace, again=again)
     view = open_view(request.source, request.recipe, request.imatrix, request.requantize)
     if view is None:
         with closing(open_source(request.source, request.requantize)) as source:
@@ -101,6 +104,8 @@ def _run(
     for warning in warnings:
         progress.say(line(warning))
     size = plan.size_bytes + memory.disk_bytes
+    gpu = None if request.device is None else request.device.name
+    facts = resume.facts(request.recipe, source, request.imatrix, gpu)
     with workspace(
         out,
         is_folder=False,
@@ -109,9 +114,9 @@ def _run(
         sources=sources,
         stating=request.stating,
         replace=request.replace,
+        facts=facts,
     ) as space:
-        gpu = None if request.device is None else request.device.name
-        space.agree(resume.facts(request.recipe, source, request.imatrix, gpu))
+        space.agree(facts)
         found = measured(request, plan, source, view, progress, space)
         if found is not None:
             plan = make(found.importance, scaled=found.scales)
@@ -125,23 +130,25 @@ def _run(
         space.agree(resume.header_fact(plan))
         reports, odd = _write(request, plan, found, source, progress, space)
         notes += odd
-    seconds = {**progress.seconds, "total": progress.total()}
-    return Summary(
-        artifact=str(out),
-        format="gguf",
-        recipe=request.recipe.name,
-        seconds={name: round(value, 3) for name, value in seconds.items()},
-        peak_rss_bytes=peak_rss_bytes(),
-        memory=memory.json(),
-        size_bytes=plan.layout.size,
-        bits_per_weight=plan.bits_per_weight,
-        unquantized_share=plan.unquantized_share,
-        tensors=_counts(plan),
-        layers=reports,
-        warnings=warnings,
-        notes=notes,
-        dropped=plan.dropped_json(),
-    )
+        seconds = {**progress.seconds, "total": progress.total()}
+        made = Summary(
+            artifact=str(out),
+            format="gguf",
+            recipe=request.recipe.name,
+            seconds={name: round(value, 3) for name, value in seconds.items()},
+            peak_rss_bytes=peak_rss_bytes(),
+            memory=memory.json(),
+            size_bytes=plan.layout.size,
+            bits_per_weight=plan.bits_per_weight,
+            unquantized_share=plan.unquantized_share,
+            tensors=_counts(plan),
+            layers=reports,
+            warnings=warnings,
+            notes=notes,
+            dropped=plan.dropped_json(),
+        )
+        space.conclude(asdict(made))
+    return made
 
 
 def _by_the_cpu(plan: GgufPlan) -> list[str]:

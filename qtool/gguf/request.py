@@ -38,6 +38,13 @@ class GgufRequest:
         return artifact_path(self.model, self.recipe, self.out)
 
 
+def unlike_gguf(target: Path) -> list[str]:
+    """A sentence on the name of a GGUF file that hides what it is."""
+    if target.suffix.lower() == ".gguf":
+        return []
+    return [f"{target} is one GGUF file; most programs know them by a name that ends in .gguf"]
+
+
 def artifact_path(model: str, recipe: GgufRecipe, out: Path | None) -> Path:
     """OUT, or MODEL-RECIPE.gguf in the working folder."""
     if out is not None:

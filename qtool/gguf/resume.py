@@ -23,7 +23,7 @@ from qtool.gguf.source import GgufSource
 from qtool.gguf.verify import Reader
 from qtool.gguf.workers import in_order
 from qtool.runs import program
-from qtool.runs.differences import DEVICE
+from qtool.runs.differences import DEVICE, HEADER
 from qtool.runs.identity import file_facts
 from qtool.runs.journal import Journal
 from qtool.runs.provenance import environment
@@ -62,7 +62,7 @@ def source_files(path: Path) -> list[Path]:
 
 def header_fact(plan: GgufPlan) -> dict[str, str]:
     """Keys, tensors and their places: what the plan came to."""
-    return {"header of its file": hashlib.sha256(plan.layout.header).hexdigest()}
+    return {HEADER: hashlib.sha256(plan.layout.header).hexdigest()}
 
 
 @dataclass(frozen=True)

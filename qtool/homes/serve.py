@@ -8,6 +8,7 @@ from qtool.engine_commands import COMMANDS
 from qtool.errors import QtoolError
 from qtool.gguf.inspect import gguf_models
 from qtool.homes.lm_studio import import_line
+from qtool.hub import ALIASES, TINY
 
 
 def loads(artifact: Path) -> str | None:
@@ -33,8 +34,9 @@ def loads(artifact: Path) -> str | None:
 
 
 def _word(name: str) -> str:
-    """A name as a shell and a program take it: no options, no separate words."""
-    return shlex.quote(f"./{name}" if name.startswith("-") else name)
+    """A path as a shell and a program take it: no options, no separate words, no alias."""
+    plain = not name.startswith("-") and name not in (TINY, *ALIASES)
+    return shlex.quote(name if plain else f"./{name}")
 
 
 def command(artifact: Path) -> str | None:
@@ -71,8 +73,9 @@ def next_lines(artifact: Path, model: str, modelfile: bool = False) -> list[str]
     elif not _runs_here(artifact):
         lines.append(f"next: llama-perplexity -m {_word(str(artifact))} -f FILE")
     else:
-        hidden = Path(os.path.realpath(model)) == Path(os.path.realpath(artifact))  # an alias
-        against = "" if hidden else f" --against {_word(model)}"
+        alias = model in (TINY, *ALIASES)
+        hidden = Path(os.path.realpath(model)) == Path(os.path.realpath(artifact)) and not alias
+        against = "" if hidden else f" --against {model if alias else _word(model)}"
         lines.append(f"next: qtool eval {_word(str(artifact))}{against} --text FILE")
     return lines[:2]
 

@@ -7,23 +7,44 @@ from dataclasses import replace
 from pathlib import Path
 
 from qtool.errors import SourceError, UnsupportedError
-from qtool.hub import ALIASES, PICKLES, HubModel, parse, parse_quantized
+from qtool.hub import ALIASES, PICKLES, TINY, HubModel, parse, parse_quantized, tiny_folder
+from qtool.hub.listing import HubFile
 from qtool.hub.snapshot import Selection, Snapshot, fetch
 from qtool.runs.progress import Progress
 
 
 def asked(model: str, include: Sequence[str], progress: Progress) -> Snapshot:
     """What `qtool download` means by its arguments; SourceError where that is nothing of a hub."""
+    if model == TINY:
+        return _shipped(include)
     quantized = parse_quantized(model)
     if quantized is not None and not include:
         return fetch_gguf(*quantized, progress)
     found = parse(model)
     if found is None:
+        here = (
+            "lies here, so that there is nothing to download; it is "
+            if Path(model).exists()
+            else ""
+        )
         raise SourceError(
-            f"{model}: no hub id (OWNER/NAME, with @REVISION or :QUANT) and no alias "
+            f"{model}: {here}no hub id (OWNER/NAME, with @REVISION or :QUANT) and no alias "
             f"({', '.join(ALIASES)})"
         )
     return fetch(found, including(include) if include else Selection(), progress)
+
+
+def _shipped(include: Sequence[str]) -> Snapshot:
+    """The folder of `tiny`: there is nothing to download."""
+    if include:
+        raise UnsupportedError(
+            f"--include: {TINY} ships with qtool, whole, and nothing of it is downloaded; leave it "
+            "out"
+        )
+    folder = tiny_folder()
+    files = [path for path in sorted(folder.iterdir()) if path.is_file()]
+    kept = (HubFile(path.name, path.stat().st_size) for path in files if path.suffix != ".py")
+    return Snapshot(None, None, folder, tuple(kept))
 
 
 def fetch_gguf(model: HubModel, quant: str, progress: Progress | None = None) -> Snapshot:

@@ -71,6 +71,8 @@ def push(
     """Send an artifact that verify passes; SourceError, and nothing sent, where it does not."""
     progress = progress or Progress(quiet=True)
     model = HubModel(repository, revision)
+    if not artifact.exists():
+        raise SourceError(f"{artifact}: no such file or folder")
     _check_target(model)
     with progress.stage("verify"):
         _check_artifact(artifact, threads)

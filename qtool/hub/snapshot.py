@@ -44,10 +44,10 @@ class Selection:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A folder of the cache, and what was done for it."""
+    """A folder of the cache, and what was done for it; or the model that ships with qtool."""
 
-    model: HubModel
-    commit: str
+    model: HubModel | None  # None: the shipped one, at no commit
+    commit: str | None
     folder: Path
     files: tuple[HubFile, ...]
     received: dict[str, int] = field(default_factory=dict)  # bytes over the network, by file
@@ -57,8 +57,8 @@ class Snapshot:
     def json(self) -> dict[str, Any]:
         """For --json, without seconds."""
         return {
-            "repository": self.model.repository,
-            "revision": self.model.revision,
+            "repository": None if self.model is None else self.model.repository,
+            "revision": None if self.model is None else self.model.revision,
             "commit": self.commit,
             "folder": str(self.folder),
             "file": None if self.named is None else str(self.named),

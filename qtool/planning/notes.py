@@ -6,6 +6,7 @@ from pathlib import Path
 
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import UnsupportedError
+from qtool.gguf.recipe import GgufRecipe
 from qtool.planning.handed import PER_LAYER
 from qtool.planning.planned import Planned
 from qtool.recipe.consistency import without
@@ -40,14 +41,15 @@ def idle(recipe: Recipe) -> list[str]:
     return found
 
 
-def unread(recipe: Recipe) -> list[str]:
+def unread(recipe: Recipe | GgufRecipe) -> list[str]:
     """Settings of a calibration that there is none of."""
     given = recipe.calibration.model_fields_set
     if recipe.calibrates or not given:
         return []
+    unless = "" if isinstance(recipe, Recipe) else " without `importance: true`"
     return [
         f"note: settings of calibration ({', '.join(sorted(given))}) are not used: recipe "
-        f"{recipe.name} looks at no activations"
+        f"{recipe.name} looks at no activations{unless}"
     ]
 
 
@@ -124,6 +126,17 @@ def wide_codes(tensors: Sequence[Planned]) -> list[str]:
     return [
         f"note: {'/'.join(map(str, bits))}-bit codes take 8 bits each in int-quantized, which "
         f"packs none: {rate:.3f} bits per weight with their scales"
+    ]
+
+
+def doubles(tensors: Sequence[Planned]) -> list[str]:
+    """What is not stored in the dtype that it has."""
+    count = sum(t.dtype == "F64" and isinstance(t.action, Dense) for t in tensors)
+    if not count:
+        return []
+    many = "1 unquantized tensor is" if count == 1 else f"{count} unquantized tensors are"
+    return [
+        f"note: {many} F64 in the model, in which no engine computes, and F32 in what is made of it"
     ]
 
 

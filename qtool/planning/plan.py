@@ -21,7 +21,7 @@ from qtool.checkpoints.fused_experts import matrices
 from qtool.checkpoints.structure import BlockStack
 from qtool.errors import UnsupportedError
 from qtool.formats import FORMATS
-from qtool.formats.dtypes import byte_size
+from qtool.formats.dtypes import byte_size, written_dtype
 from qtool.formats.facts import Options
 from qtool.formats.safetensors_file import Layout, TensorInfo, TensorSpec, plan_shards
 from qtool.planning import (
@@ -279,7 +279,7 @@ def make_plan(
     warnings += engines.warnings(recipe, planned, checkpoint.config)
     if recipe.format != "mxfp4":  # of which experts are all that is quantized
         warnings += notes.much_dense(planned)
-    warnings += notes.wide_codes(planned)
+    warnings += notes.wide_codes(planned) + notes.doubles(planned)
     of_block = {tensor.block: cache[tensor.name] for tensor in planned if tensor.name in cache}
     return Plan(
         recipe, planned, blocks, layout, tuple(warnings), memory, seconds,
@@ -348,6 +348,6 @@ def _outputs(
     if isinstance(action, Dropped):
         return ()
     if isinstance(action, Dense):
-        return (TensorSpec(name, info.dtype, info.shape),)
+        return (TensorSpec(name, written_dtype(info.dtype), info.shape),)
     prefix = name.removesuffix(".weight")
     return tuple(FORMATS[recipe.format].specs(prefix, action, info.shape, options))

@@ -39,8 +39,8 @@ def optional(value: float | None, digits: int) -> str:
 def how(row: Quality) -> str:
     """On what a row was measured."""
     return (
-        f"{row.tokens:,} positions: {row.windows} windows of {row.length} tokens of {row.text}, "
-        f"protocol {row.protocol}"
+        f"{row.tokens:,} positions: {plural(row.windows, 'window', 'windows')} of {row.length} "
+        f"tokens of {row.text}, protocol {row.protocol}"
     )
 
 

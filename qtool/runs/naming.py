@@ -12,12 +12,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from qtool.runs.identity import file_facts
+from qtool.runs.already import is_as_seen, seen
 from qtool.runs.lock import ENDED
 from qtool.runs.replacing import discard
 from qtool.runs.staging import explained, give_name, is_filled, sync_file
@@ -27,23 +27,25 @@ Stating = Callable[[Path], tuple[Path, str]]
 STATEMENT = "statement"
 
 
-def name(folder: Path, target: Path, out: Path, stating: Stating | None) -> None:
-    """`artifact` of a hidden folder becomes `target`, with what is to lie beside it."""
+def name(
+    folder: Path, target: Path, out: Path, stating: Stating | None, said: Mapping[str, Any]
+) -> None:
+    """`artifact` of a hidden folder becomes `target`, with what is to lie beside it. said: by the
+    run, of itself (qtool.runs.already)."""
     artifact, whole, ended = folder / "artifact", folder / "whole", folder / ENDED
     with _stated(folder, target, stating):
+        with explained(out):
+            ended.write_text(json.dumps({"seen": seen(artifact), **said}), encoding="utf-8")
+            sync_file(ended)
         if not is_filled(target):
-            with explained(out):
-                ended.touch()
             give_name(artifact, target, out)
             return
         with explained(out):
-            ended.write_text(json.dumps(_seen(artifact)), encoding="utf-8")
-            sync_file(ended)
             os.rename(artifact, whole)
         try:
             give_name(whole, target, out)
         except BaseException:
-            if _is_finished(whole, folder):  # which has not got the name
+            if is_as_seen(whole, folder):  # which has not got the name
                 os.rename(whole, artifact)
             raise
 
@@ -52,7 +54,7 @@ def take_up(folder: Path) -> None:
     """A finished output that was to trade names is `artifact` again; an earlier one is removed."""
     whole = folder / "whole"
     if whole.exists():
-        if _is_finished(whole, folder):
+        if is_as_seen(whole, folder):
             os.rename(whole, folder / "artifact")
         else:
             shutil.rmtree(whole)
@@ -65,7 +67,7 @@ def is_given(folder: Path, target: Path) -> bool:
     if "lock" not in there or "artifact" in there:
         return False
     if "whole" in there:
-        return _is_finished(target, folder)
+        return is_as_seen(target, folder)
     return ENDED in there or there == {"lock"}
 
 
@@ -77,24 +79,6 @@ def finish(folder: Path, target: Path) -> None:
     made, beside = folder / STATEMENT, path_beside(target)
     if made.is_file() and not os.path.lexists(beside):
         os.rename(made, beside)
-
-
-def _is_finished(place: Path, folder: Path) -> bool:
-    """Whether what lies there is what the run made."""
-    try:
-        said = json.loads((folder / ENDED).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return False
-    return bool(said == _seen(place))
-
-
-def _seen(place: Path) -> list[Any]:
-    """What tells one folder from another; no renaming changes it."""
-    return [
-        [path.relative_to(place).as_posix(), *file_facts(path)]
-        for path in sorted(place.rglob("*"))
-        if path.is_file()
-    ]
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -30,6 +30,7 @@ from qtool.planning.shapes import CACHED_AT_ONCE, ROWS_AT_ONCE
 from qtool.planning.shared_scales import SharedScales
 from qtool.remarks import line
 from qtool.runs import layer_errors, modelcard, provenance, resume
+from qtool.runs.already import taking_up
 from qtool.runs.by_rows import nearest, quantize_rows, side_by_side
 from qtool.runs.digests import add_digests
 from qtool.runs.journal import Journal
@@ -51,10 +52,11 @@ if TYPE_CHECKING:
     from qtool.transforms.rotations import Rotations
 
 
+@taking_up
 def run(request: Request, progress: Progress) -> Summary:
     """Make the artifact; nothing is left under its name unless all of it succeeds."""
     out = request.artifact
-    check_free(out, is_folder=True, replace=request.replace)
+    check_free(out, is_folder=True, replace=request.replace, again=not request.fresh)
     checkpoint = as_quantized(request.recipe, opened(request.source, request.requantize))
     if request.stats is not None:
         from qtool.calibrating.given import check_stats
@@ -113,6 +115,7 @@ def run(request: Request, progress: Progress) -> Summary:
         sources=sources,
         stating=request.stating,
         replace=request.replace,
+        facts=resume.facts(request, checkpoint),
     ) as space:
         resume.agree(space, request, plan, checkpoint)
         given = None
@@ -156,29 +159,31 @@ def run(request: Request, progress: Progress) -> Summary:
         with progress.stage("verify"):
             verify(space.artifact, plan, sink.writer.checksums)
             add_digests(space.artifact, request.threads)
-    seconds = {**progress.seconds, "total": progress.total()}
-    return Summary(
-        artifact=str(out),
-        format=plan.format,
-        recipe=request.recipe.name,
-        seconds={name: round(value, 3) for name, value in seconds.items()},
-        peak_rss_bytes=peak_rss_bytes(),
-        memory=plan.memory.json(),
-        size_bytes=plan.size_bytes,
-        bits_per_weight=plan.bits_per_weight,
-        unquantized_share=plan.unquantized_share,
-        tensors=plan.counts,
-        layers=outcome.layers,
-        experts=outcome.experts,
-        outliers=outcome.outliers,
-        warnings=warnings,
-        notes=[*_made_with(request, plan), *outcome.notes],
-        dropped=[
-            {"name": tensor.name, "reason": tensor.action.reason}
-            for tensor in plan.tensors
-            if isinstance(tensor.action, Dropped)
-        ],
-    )
+        seconds = {**progress.seconds, "total": progress.total()}
+        made = Summary(
+            artifact=str(out),
+            format=plan.format,
+            recipe=request.recipe.name,
+            seconds={name: round(value, 3) for name, value in seconds.items()},
+            peak_rss_bytes=peak_rss_bytes(),
+            memory=plan.memory.json(),
+            size_bytes=plan.size_bytes,
+            bits_per_weight=plan.bits_per_weight,
+            unquantized_share=plan.unquantized_share,
+            tensors=plan.counts,
+            layers=outcome.layers,
+            experts=outcome.experts,
+            outliers=outcome.outliers,
+            warnings=warnings,
+            notes=[*_made_with(request, plan), *outcome.notes],
+            dropped=[
+                {"name": tensor.name, "reason": tensor.action.reason}
+                for tensor in plan.tensors
+                if isinstance(tensor.action, Dropped)
+            ],
+        )
+        space.conclude(asdict(made))
+    return made
 
 
 def _made_with(request: Request, plan: Plan) -> list[str]:

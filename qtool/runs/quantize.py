@@ -68,6 +68,11 @@ def _to_safetensors(recipe: Recipe, asked: Asked, progress: Progress) -> Summary
             f"-o {asked.out}: recipe {recipe.name} makes a folder of safetensors, not a GGUF file; "
             "choose another name, or a recipe that makes one, such as q4_k_m"
         )
+    if asked.out is not None and asked.out.suffix.lower() == _SAFETENSORS:
+        raise UnsupportedError(
+            f"-o {asked.out}: recipe {recipe.name} makes a folder, with config.json and tokenizer "
+            f"beside the weights; name it without {_SAFETENSORS}"
+        )
     max_shard_bytes = parse_size(asked.max_shard_size or "5GB", "--max-shard-size")
     if recipe.calibrates and asked.stats is None:
         check_source(recipe.calibration.source)
@@ -87,12 +92,13 @@ def _to_safetensors(recipe: Recipe, asked: Asked, progress: Progress) -> Summary
     check_max_ram(asked.device, asked.max_ram)
     device = device_of(asked.device)
     target = artifact_path(asked.model, recipe, asked.out)
-    check_apart(target, Path(asked.model))
-    check_free(target, is_folder=True, replace=_replace(asked))
+    check_apart(target, *_typed(asked))
+    check_free(target, is_folder=True, replace=_replace(asked), again=not asked.fresh)
     with progress.stage("download"):
         source = resolve(asked.model, progress)
     replacing = _replace(asked, source)
-    check_free(target, is_folder=True, replace=replacing)  # before a checkpoint is made beside it
+    # Before a checkpoint is made beside it.
+    check_free(target, is_folder=True, replace=replacing, again=not asked.fresh)
     gpu = None if device is None else device.name
     stating = _stating(asked, source, target, progress, gpu)
 
@@ -130,7 +136,7 @@ def _to_safetensors(recipe: Recipe, asked: Asked, progress: Progress) -> Summary
 
 def _to_gguf(recipe: GgufRecipe, asked: Asked, progress: Progress) -> Summary:
     from qtool.gguf.quantize import run_gguf
-    from qtool.gguf.request import GgufRequest, artifact_path
+    from qtool.gguf.request import GgufRequest, artifact_path, unlike_gguf
     from qtool.hub import resolve
     from qtool.runs.replacing import check_apart
     from qtool.runs.workspace import check_free
@@ -157,8 +163,8 @@ def _to_gguf(recipe: GgufRecipe, asked: Asked, progress: Progress) -> Summary:
             f"-o {target}: recipe {recipe.name} makes a GGUF file; choose a name that ends in "
             f"{_GGUF}, or a recipe that makes a folder of safetensors, such as w4g128-awq"
         )
-    check_apart(target, Path(asked.model))
-    check_free(target, is_folder=False, replace=_replace(asked))
+    check_apart(target, *_typed(asked))
+    check_free(target, is_folder=False, replace=_replace(asked), again=not asked.fresh)
     if asked.modelfile:
         from qtool.homes.ollama import is_modelfile_of, modelfile_path
 
@@ -177,10 +183,14 @@ def _to_gguf(recipe: GgufRecipe, asked: Asked, progress: Progress) -> Summary:
         from qtool.homes.ollama import write_modelfile
 
         write_modelfile(Path(made.artifact))
-    if target.suffix.lower() == _GGUF:
-        return made
-    note = f"{target} is one GGUF file; most programs know them by a name that ends in {_GGUF}"
-    return replace(made, notes=[*made.notes, note])
+    return replace(made, notes=[*made.notes, *unlike_gguf(target)])
+
+
+def _typed(asked: Asked) -> list[Path]:
+    """The model as a path, where it may be one."""
+    from qtool.hub import ALIASES, TINY
+
+    return [] if asked.model in (TINY, *ALIASES) else [Path(asked.model)]
 
 
 def _replace(asked: Asked, source: Path | None = None) -> Replace | None:
@@ -246,14 +256,11 @@ def _stating(
 
 
 def reads_text(recipe: GgufRecipe, imatrix: Path | None, options: Collection[str]) -> bool:
-    """Whether a run calibrates; UnsupportedError where it does not, and options about that are
-    given."""
-    given = dict.fromkeys(options, True)
+    """Whether a run calibrates; UnsupportedError where options about that are given, and what they
+    are about was measured before."""
     if imatrix is not None and not (recipe.sweeps or recipe.transforms):
-        refuse(recipe, f"takes importance from {imatrix}", given)
+        refuse(recipe, f"takes importance from {imatrix}", dict.fromkeys(options, True))
         return False
-    if not recipe.calibrates:
-        refuse(recipe, "measures nothing without `importance: true`", given)
     return recipe.calibrates
 
 

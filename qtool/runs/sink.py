@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 from qtool import __version__
 from qtool.artifacts.stored_config import plain_config
 from qtool.checkpoints.checkpoint import Checkpoint
-from qtool.checkpoints.structure import fused_layer, untied
+from qtool.checkpoints.structure import fused_layer, untied, without_float64
 from qtool.errors import SourceError
 from qtool.formats import FORMATS
+from qtool.formats.dtypes import written_dtype
 from qtool.formats.facts import Facts, in_config
 from qtool.formats.safetensors_file import (
     FLOAT_DTYPES,
@@ -82,11 +83,12 @@ class Sink:
         return found
 
     def dense(self, planned: Planned, values: NDArray[np.float32] | None = None) -> None:
-        """Write a tensor in its own dtype: as the source has it, or with new values."""
+        """Write a tensor in its own dtype, F64 as F32: as the source has it, or new values."""
         if values is None:
             self.writer.add_parts(planned.name, self._parts(planned))
         else:
-            self.writer.add(planned.name, from_float32(values, planned.dtype, planned.name))
+            dtype = written_dtype(planned.dtype)
+            self.writer.add(planned.name, from_float32(values, dtype, planned.name))
 
     def _parts(self, planned: Planned) -> Iterator[NDArray[np.uint8]]:
         """The source's bytes of a tensor, each number looked at."""
@@ -100,6 +102,8 @@ class Sink:
             if planned.dtype in FLOAT_DTYPES:
                 values = to_float32(raw, planned.dtype, (raw.size // width,))
                 check_values(values, start // width, planned, self.checkpoint.file_of(name))
+                if written_dtype(planned.dtype) != planned.dtype:
+                    raw = from_float32(values, written_dtype(planned.dtype), name)
             yield raw
 
     def plain(self, tensors: Mapping[str, NDArray[Any]]) -> None:
@@ -134,7 +138,7 @@ class Sink:
         turned: what engines have to rotate.
         """
         self.writer.close()
-        config = plain_config(self.checkpoint.config)
+        config = without_float64(plain_config(self.checkpoint.config))
         if heads.says_tied(config) and heads.has_own({t.name: t.action for t in self.plan.tensors}):
             config = untied(config)
         facts = artifact_facts(self.plan)

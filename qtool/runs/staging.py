@@ -46,7 +46,8 @@ def check_out(out: Path, replace: Replace | None = None) -> None:
                 "inside it with -o"
             )
     elif out.exists() or out.is_symlink():
-        raise UnsupportedError(f"{out}: a file is in the way; choose another -o")
+        what = "a file" if out.exists() else "a link that leads nowhere"
+        raise UnsupportedError(f"{out}: {what} is in the way; choose another -o")
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 import resource
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -96,6 +96,13 @@ class Summary:
             f"{self.seconds['total']:.1f} s, peak memory {self.peak_rss_bytes / 2**20:.0f} MiB"
         )
         return lines
+
+
+def summary_of(made: Mapping[str, Any]) -> Summary:
+    """The inverse of asdict()."""
+    kinds = {"layers": LayerReport, "experts": ExpertReport, "outliers": OutlierReport}
+    reports = {name: [kind(**one) for one in made[name]] for name, kind in kinds.items()}
+    return Summary(**{**made, **reports})
 
 
 def _errors(layers: Sequence[LayerReport]) -> list[str]:

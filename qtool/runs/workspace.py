@@ -5,7 +5,7 @@
         journal     what the run is, and what of it is finished (qtool.runs.journal)
         artifact    the output, a folder or a file, which gets its name when it is whole
         whole       while a folder gets it; and then the earlier one that it replaced
-        ended       there from then on (qtool.runs.naming)
+        ended       there from then on (qtool.runs.naming, qtool.runs.already)
         ...         what a stage keeps to go on with
     .OUT.from-gguf/ where the source had to be made first: a lock, and the source
 
@@ -20,12 +20,13 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from qtool.errors import QtoolError, ResumeError, UnsupportedError
-from qtool.runs import naming
+from qtool.runs import already, naming
+from qtool.runs.already import AlreadyMade, Earlier
 from qtool.runs.differences import AnotherRun, told
 from qtool.runs.journal import Journal
 from qtool.runs.lock import acquire, empty, remove
@@ -56,17 +57,29 @@ class Workspace:
     out: Path  # as the user named it
     folder: Path
     journal: Journal
+    earlier: Earlier | None = None  # a run that was killed after it had named the output
+    said: dict[str, Any] = field(default_factory=dict)
 
     @property
     def artifact(self) -> Path:
         """The output under way."""
+        if self.earlier is not None:  # with a fact that nothing agreed on
+            raise AnotherRun(f"{self.out}: is of another run")
         return self.folder / "artifact"
+
+    def conclude(self, made: Mapping[str, Any]) -> None:
+        """What is finished; the same command is told so where this run is killed from now on."""
+        self.said.update(facts=self.journal.facts, made=made)
 
     def agree(self, facts: Mapping[str, Any]) -> None:
         """Note what this run is made of; ResumeError where the unfinished one was made of other.
 
         facts: by the name that a person knows them by: recipe, source, calibration ...
+        AlreadyMade with the last one, where it was killed after it had named the output.
         """
+        if self.earlier is not None:
+            self.earlier.agree(facts)
+            return
         self.check(facts)
         for name, value in json.loads(json.dumps(dict(facts))).items():
             self.journal.agree(name, value, name)
@@ -98,8 +111,9 @@ def check_begun(out: Path, facts: Mapping[str, Any], *, fresh: bool) -> None:
 
     `workspace` asks the same; this is for what would else be told after seconds of imports.
     """
-    folder = partial(Path(os.path.realpath(out)))
-    if not (folder / "journal").is_file():
+    target = Path(os.path.realpath(out))
+    folder = partial(target)
+    if not (folder / "journal").is_file() or already.earlier(folder, target) is not None:
         return
     with explained(out):
         lock = acquire(folder, out)
@@ -122,16 +136,23 @@ def workspace(
     stating: Stating | None = None,
     replace: Replace | None = None,
     stale: Callable[[Mapping[str, Any]], bool] = lambda _: False,
+    facts: Mapping[str, Any] | None = None,
 ) -> Iterator[Workspace]:
     """A place to make `out` in; `out` is there when the body ends without an exception.
 
     nbytes: what the disk has to hold. fresh: throw away what an earlier run left. sources: the
     files that it is made of, as they were when they were opened. stating: writes what is to lie
     beside it, given where it is until it has its name. replace: it may take the place of another.
-    stale: whether an earlier run, by its facts, is to be thrown away, too.
+    stale: whether an earlier run, by its facts, is to be thrown away, too. facts: what is agreed on
+    first, of a run that concludes; AlreadyMade where an earlier one did, and was killed then.
     """
     target = Path(os.path.realpath(out))
     folder = partial(target)
+    before = None if fresh or facts is None else already.earlier(folder, target)
+    if before is not None and before.agrees(facts or {}):
+        with _asked_again(out, before, stating, is_folder=is_folder, replace=replace) as again:
+            yield again
+        return
     check_free(out, is_folder=is_folder, replace=replace)
     with made_parents(target, out):
         kept = ended = False
@@ -169,7 +190,7 @@ def workspace(
             look.same()
             check_free(out, is_folder=is_folder, replace=replace)
             # What is killed in here goes on with the same command, and states it again.
-            naming.name(folder, target, out, stating)
+            naming.name(folder, target, out, stating, space.said)
         except BaseException as error:
             why = look.explained(error)
             done = journal is not None and bool(journal.done) and look.ours()
@@ -194,6 +215,44 @@ def workspace(
                 remove(folder)
             os.close(lock)
             _sweep_sources(target, out)
+
+
+@contextmanager
+def _asked_again(
+    out: Path,
+    earlier: Earlier,
+    stating: Stating | None,
+    *,
+    is_folder: bool,
+    replace: Replace | None,
+) -> Iterator[Workspace]:
+    """For the command of a run that was killed after it had named `out`, until that is told.
+
+    AlreadyMade where it is the same in all. Nothing that lies there is ever changed.
+    """
+    target = Path(os.path.realpath(out))
+    folder = partial(target)
+    with explained(out):
+        lock = acquire(folder, out)
+    try:
+        with closing(Journal(folder / "journal")) as journal:
+            yield Workspace(out, folder, journal, earlier)
+            raise AnotherRun(f"{out}: is of another run")
+    except AlreadyMade:
+        naming.finish(folder, target)
+        if stating is not None:
+            beside, text = stating(target)
+            beside.write_text(text, encoding="utf-8")
+        remove(folder)
+        raise
+    except AnotherRun as error:
+        naming.finish(folder, target)
+        remove(folder)
+        check_free(out, is_folder=is_folder, replace=replace)  # which refuses it, as a rule
+        raise AnotherRun(f"{error}; the same command again takes its place") from None
+    finally:
+        os.close(lock)
+        _sweep_sources(target, out)
 
 
 def _give_up(folder: Path, out: Path) -> None:
@@ -238,9 +297,15 @@ def _sweep_sources(target: Path, out: Path) -> None:
         os.close(lock)
 
 
-def check_free(out: Path, *, is_folder: bool, replace: Replace | None = None) -> None:
-    """UnsupportedError where `out` is there already, and may not be replaced."""
+def check_free(
+    out: Path, *, is_folder: bool, replace: Replace | None = None, again: bool = False
+) -> None:
+    """UnsupportedError where `out` is there already, and may not be replaced. again: unless it is
+    of a run that was killed then, which `workspace` knows by its facts."""
     if out.exists():
+        target = Path(os.path.realpath(out))
+        if again and already.earlier(partial(target), target) is not None:
+            return
         _sweep(out)
     (check_out if is_folder else check_out_file)(out, replace)
 

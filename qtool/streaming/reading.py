@@ -13,7 +13,9 @@ from qtool.errors import SourceError, UnsupportedError
 from qtool.streaming.torch_calls import TorchCalls
 from qtool.streaming.weights import Weights
 
-STORED = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+STORED = {
+    "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64,
+}  # fmt: skip
 _PART_BYTES = 1 << 22
 Table = tuple[str, ...]  # the checkpoint tensors that an embedding is made of, one above the other
 

@@ -46,6 +46,7 @@ _DATASET = re.compile(
     r"(?:(?:resolve|blob)/([^/]+)/)?([^?]+)"
 )
 _KINDS = (*JSON, *TABLES, PARQUET, ".txt")
+_PATHS = (*_KINDS, ".text", ".md", ".yaml", ".yml")
 _SEVERAL = "several files are named by a YAML file, `- FILE` in each line"
 _LOOKED_AT = 1 << 25  # bytes of a file, before it is worth a run
 Text = Iterable[str]  # of which a part follows the other
@@ -111,8 +112,10 @@ def check_text(source: str | None) -> None:
 
 
 def is_dataset(source: str) -> bool:
-    """Whether a source is written like a hub dataset: owner/name or owner/name:FILE."""
-    return hub.is_hub_id(source.partition(":")[0])
+    """Whether a source is written like a hub dataset: owner/name or owner/name:FILE; what ends like
+    a file of texts is a path."""
+    dataset, colon, _ = source.partition(":")
+    return hub.is_hub_id(dataset) and (bool(colon) or kind_of(dataset) not in _PATHS)
 
 
 def on_hub(source: str | None) -> bool:
@@ -125,8 +128,13 @@ def _file(source: str) -> Path | None:
     path = Path(source)
     if path.is_file():
         return path
-    if source and path.exists():
+    if source and path.is_dir():
         raise SourceError(f"{path}: a folder; {_of_folder(path)}")
+    if source and path.exists():
+        raise SourceError(
+            f"{path}: a pipe or a device, and a text is read more than once; write it to a file "
+            "and name that"
+        )
     if is_dataset(source):
         return None
     like = _like(source)

@@ -29,13 +29,14 @@ import torch
 from numpy.typing import NDArray
 
 from qtool.calibrating.sites import BlockSites, Site
+from qtool.formats.dtypes import written_dtype
 from qtool.streaming.linears import Matrix, ObserveLinears, WeightIndex
 from qtool.streaming.stream import Call, LoadedBlock
 from qtool.transforms.places import row_maps
 
 Scales = NDArray[np.float32]
 
-_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}  # as written
 _TOLERANCE = 1e-3  # of the change that unpaired scales make
 _NOISE = 1e-6  # of the largest output: what float32 sums lose
 
@@ -246,7 +247,7 @@ def _divide_producer(
 
 
 def _rounded(value: torch.Tensor, name: str, dtype_of: Callable[[str], str] | None) -> torch.Tensor:
-    return value if dtype_of is None else value.to(_DTYPES[dtype_of(name)]).double()
+    return value if dtype_of is None else value.to(_DTYPES[written_dtype(dtype_of(name))]).double()
 
 
 def _multiply_readers(block: LoadedBlock, fold: Fold, scale: Scales) -> None:

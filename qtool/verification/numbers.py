@@ -148,6 +148,19 @@ def _signed(artifact: Artifact) -> bool:
     return any("gguf" in str(record.get(key)).lower() for key in ("made_from", "conversions"))
 
 
+def _is_zero(m: Measured) -> bool:
+    """Whether every weight is 0 as of a matrix that was so: of floats the scales tell it, which are
+    1 where there was nothing to scale."""
+    if m.low_code != m.high_code:
+        return False
+    if m.scheme.is_float:
+        whole = 1.0 if m.outer is None else m.outer  # of NVFP4, which matrices may have in common
+        whole = 1 / whole if m.scheme.outer == "divides" and whole else whole
+        near = math.isclose(m.scale_size, whole, rel_tol=1e-6)
+        return m.low_code == 0 and m.outliers == 1.0 and near
+    return m.zeros is not None and m.zeros.is_only(m.low_code)
+
+
 def check_codes(artifact: Artifact, matrices: Sequence[Measured]) -> Iterator[Finding]:
     """codes: a matrix with a single code holds nothing."""
     zeros_added = asked_in((artifact.provenance or {}).get("recipe"))
@@ -161,7 +174,7 @@ def check_codes(artifact: Artifact, matrices: Sequence[Measured]) -> Iterator[Fi
                 f"{name}: {m.not_numbers:,} of its codes are NaN or infinite; quantize this layer "
                 "anew",
             )  # fmt: skip
-        elif m.low_code == m.high_code and m.zeros and m.zeros.is_only(m.low_code):
+        elif _is_zero(m):
             yield Finding(
                 "warning", "codes", name,
                 f"{name}: every weight is 0; the layer does nothing, unless the model has it so",

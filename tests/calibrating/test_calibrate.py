@@ -218,6 +218,14 @@ def test_what_statistics_cannot_serve(
     assert [path.name for path in tmp_path.iterdir()] == ["other"]
 
 
+def test_a_recipe_that_nothing_is_measured_for(root: Path, tmp_path: Path, call: Call) -> None:
+    """It went unsaid, and `quantize --stats` had no file."""
+    asked = ("--imatrix", tmp_path / "i.gguf", "--recipe", "w4g128-awq")
+    said = call("calibrate", root / "llama", *asked)
+    assert said.status == 2 and "recipe w4g128-awq takes statistics" in " ".join(said.err.split())
+    assert not any(tmp_path.iterdir())
+
+
 def test_an_existing_file_is_kept(root: Path, tmp_path: Path, call: Call) -> None:
     out = tmp_path / "s"
     out.write_text("mine")

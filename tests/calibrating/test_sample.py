@@ -166,12 +166,12 @@ def test_a_killed_run_goes_on(
 
 def test_what_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "own.jsonl"
-    with pytest.raises(UsageError, match=r"9999 tokens \(--length\) are more than the 512 pos"):
+    with pytest.raises(UsageError, match=r"9999 tokens \(length\) are more than the 512 pos"):
         qtool.sample("tiny", out, samples=1, length=9999)
     for wrong, said in (
         ({"samples": 0}, "samples 0: expected 1 or more"),
         ({"seed": 2**32}, "seed 4294967296: expected less than"),
-        ({"out": tmp_path / "own.txt"}, "own.txt: the texts are lines of JSON; name it"),
+        ({"out": tmp_path / "own.txt"}, 'own.txt": the texts are lines of JSON; name it'),
     ):
         with pytest.raises(UsageError, match=said):
             qtool.sample("tiny", **{"out": out, **wrong})  # type: ignore[arg-type]
@@ -192,7 +192,7 @@ def test_what_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         qtool.sample("tiny", out, samples=1, length=8)
     assert list(tmp_path.iterdir()) == []
     out.write_text("mine")
-    with pytest.raises(UnsupportedError, match="exists; remove it or choose another -o"):
+    with pytest.raises(UnsupportedError, match="exists; remove it or choose another out"):
         qtool.sample("tiny", out)
 
 
@@ -219,6 +219,9 @@ def test_calibrating_on_it(tmp_path: Path, call: Call) -> None:
     said = call("sample", "tiny", "-o", out, "--samples", 6, "--length", 64, "--json")
     found = json.loads(said.out)
     assert found["texts"] == len(out.read_text().splitlines()) and found["tokens"] >= 7 * 64
+    assert found["texts"] == 7
+    again = call("sample", "tiny", "-o", tmp_path / "b.jsonl", "--samples", 1, "--length", 8)
+    assert " tokens in 2 texts (1 more than asked for, since a text that is cut" in again.out
     asked = ("--recipe", "w4g128-gptq", "--calibration", out, "--samples", 6, "--length", 64)
     assert call("quantize", "tiny", *asked, "-o", tmp_path / "out").status == 0
 

@@ -110,6 +110,10 @@ def test_what_is_named_instead_of_a_file(tmp_path: Path, monkeypatch: pytest.Mon
         ("", "'': no such file"),
         ("allenai/c4/en/a.json.gz", "; allenai/c4:en/a.json.gz would be one$"),
         ("./data/calib/a.txt", r"owner/name:FILE\)$"),
+        ("calib/a.txt", r"^calib/a\.txt: no such file"),  # nobody is asked
+        ("calib/mixed.yaml", r"^calib/mixed\.yaml: no such file"),
+        ("calib/a.jsonl.gz", r"^calib/a\.jsonl\.gz: no such file"),
+        ("/dev/null", r"^/dev/null: a pipe or a device, and a text is read more than once"),
         ("hf://datasets/ann/x/data/a.txt", "; ann/x:data/a.txt would be one$"),
         (f"{PAGE}/resolve/main/a.txt?download=true", "; ann/x:a.txt would be one$"),
         (f"{PAGE}/blob/refs%2Fpr%2F1/a.txt", "; ann/x@refs/pr/1:a.txt would be one$"),

@@ -1,5 +1,6 @@
 """qtool from Python: what `import qtool` gives, and that it does what the commands do."""
 
+import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -10,8 +11,10 @@ from quantizing import first_blocks_of_tiny
 from typer.testing import CliRunner
 
 import qtool
+from qtool.api.words import told
 from qtool.cli.main import app
 from qtool.errors import QtoolError, SourceError
+from qtool.runs import naming
 
 NAME = "model.layers.0.mlp.up_proj.weight"
 
@@ -91,7 +94,7 @@ def test_gguf_and_a_modelfile(tmp_path: Path) -> None:
     name = "blk.0.ffn_up.weight"
     assert model.float32(name).shape == tuple(model.tensors[name].shape)
     assert (tmp_path / "t.Modelfile").read_text().startswith("FROM ./t.gguf\n")
-    with pytest.raises(QtoolError, match="--modelfile would change nothing"):
+    with pytest.raises(QtoolError, match=r"^modelfile=True would change nothing"):
         qtool.quantize("tiny", "w4g128-rtn", tmp_path / "x", modelfile=True)
 
 
@@ -113,10 +116,10 @@ def test_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         app, ["fit", *asked, "--costs", str(costs), "-o", str(out), "--json"]
     ).exit_code == 0  # fmt: skip
     assert found.out.read_bytes() == out.read_bytes()
-    with pytest.raises(QtoolError, match="give either --size"):
+    with pytest.raises(QtoolError, match=r"^give either size, such as .* or bits, such"):
         qtool.fit(model, tmp_path / "c.yaml")
     for bad in (float("nan"), -3, 100, "5"):
-        with pytest.raises(QtoolError, match=f"--bits {bad}: expected a number from 0.1 to 32"):
+        with pytest.raises(QtoolError, match=f'^bits="?{bad}"?: expected a number from 0.1 to 32'):
             qtool.fit(model, tmp_path / "c.yaml", bits=bad)  # type: ignore[arg-type]
     few = {"samples": 1, "length": 32, "types": ["q3_k", "q6_k"]}
     other = qtool.fit(model, tmp_path / "d.yaml", "q4_k_m", size=1_000_000, **few)
@@ -177,12 +180,64 @@ def test_plan_verify_convert_compare(
 
 def test_what_cannot_be_asked(tmp_path: Path) -> None:
     for call, said in (
-        (lambda: qtool.plan("tiny", "w4g128-rtn", tp=2), "--tp is asked without --engine"),
+        (
+            lambda: qtool.plan("tiny", "w4g128-rtn", tp=2),
+            '^tp is asked without engine; .* engine="vllm"$',
+        ),
         (lambda: qtool.plan("tiny", "w4g128-rtn", threads=0), "threads 0: expected 1 or more"),
-        (lambda: qtool.convert("tiny", "gptq", tmp_path / "a", dtype="int8"), "--dtype int8"),
-        (lambda: qtool.convert("tiny", "gptq", tmp_path / "a", assume="v3"), "--assume v3"),
+        (lambda: qtool.convert("tiny", "gptq", tmp_path / "a", dtype="int8"), '^dtype="int8": '),
+        (lambda: qtool.convert("tiny", "gptq", tmp_path / "a", assume="v3"), '^assume="v3": '),
         (lambda: qtool.compare([], "text.txt", against="tiny"), "none are named"),
-        (lambda: qtool.verify("tiny", tp=2), "--tp is asked without --engine"),
+        (lambda: qtool.verify("tiny", tp=2), '^tp is asked without engine; .* engine="vllm"$'),
     ):
         with pytest.raises(QtoolError, match=said):
             call()
+
+
+@pytest.mark.parametrize(
+    ("said", "told_there"),
+    [
+        ("x: exists; choose another -o, or give --replace",
+         "x: exists; choose another out, or give replace=True"),
+        ("--max-ram: '2x' is no size", "max_ram: '2x' is no size"),
+        ("--device tpu: expected auto, cpu or cuda", 'device="tpu": expected auto, cpu or cuda'),
+        ("-o f.txt: a recipe's file", "out=\"f.txt\": a recipe's file"),
+        ("take `--set gptq.act_order=false`", 'take `changes=["gptq.act_order=false"]`'),
+        ("--set a: expected key=value", "changes: a: expected key=value"),
+        ("this command with --samples 4 --calibration '/a b.txt' goes on with it",
+         'this call with samples=4 calibration="/a b.txt" goes on with it'),
+        ("--calibration FILE takes it (--samples, --length)",
+         "calibration FILE takes it (samples, length)"),
+        # Of engines, of other commands, and in names.
+        ("unless told --dtype float16", "unless told --dtype float16"),
+        ("`qtool calibrate MODEL -o STATS --samples 4` and --samples 4",
+         "`qtool calibrate MODEL -o STATS --samples 4` and samples=4"),
+        ("a--replace/b-o: no such file", "a--replace/b-o: no such file"),
+    ],
+)  # fmt: skip
+def test_errors_in_the_words_of_python(said: str, told_there: str) -> None:
+    named = inspect.signature(qtool.quantize).parameters
+    flags = {name: isinstance(one.default, bool) for name, one in named.items()}
+    assert told(said, flags) == told_there
+
+
+def test_notes_of_errors_in_the_words_of_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And none that the command prints."""
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(naming, "give_name", full)
+    with pytest.raises(QtoolError, match="the disk is full") as error:
+        qtool.quantize("tiny", "w8-rtn", tmp_path / "a")
+    (note,) = error.value.__notes__
+    assert note.endswith("the same call goes on from there, fresh=True starts over")
+    with pytest.raises(QtoolError) as error:
+        CliRunner().invoke(
+            app, ["quantize", "tiny", "--recipe", "w8-rtn", "-o", str(tmp_path / "b")],
+            catch_exceptions=False,
+        )  # fmt: skip
+    (note,) = error.value.__notes__
+    assert note.endswith("the same command goes on from there, --fresh starts over")

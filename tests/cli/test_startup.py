@@ -41,6 +41,26 @@ def test_neither_torch_nor_transformers(arguments: list[str], tmp_path: Path) ->
     assert "qtool" in roots and not roots & {"torch", "transformers"}
 
 
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ([], "give either --size"),
+        (["--size", "1MB", "--bits", "4"], "give either --size"),
+        (["--size", "1MB", "--types", "q9_k"], "--types: q9_k is no type"),
+        (["--size", "1MB", "--max-ram", "much"], "--max-ram: 'much' is no size"),
+        (["--size", "1MB", "-o", "OUT.txt"], "a recipe's file ends in .yaml"),
+    ],
+)
+def test_what_is_wrong_with_a_fit_is_said_at_once(
+    more: list[str], said: str, tmp_path: Path
+) -> None:
+    out = str(tmp_path / "out")
+    words = [word.replace("OUT", out) for word in ["-o", "OUT.yaml", *more]]
+    result, roots = imported("fit", "tiny", *words)
+    assert result.returncode == 2 and said in result.stderr
+    assert "qtool" in roots and not roots & {"torch", "transformers"}
+
+
 def test_verify_needs_neither(tmp_path: Path) -> None:
     quantize(tiny_folder(), "w4g128-rtn", tmp_path / "made")
     words = ("verify", str(tmp_path / "made"), "--against", "tiny", "--engine", "vllm")

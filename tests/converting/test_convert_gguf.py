@@ -24,6 +24,7 @@ from converting import (
     weights,
 )
 
+import qtool
 from qtool.artifacts.artifact import Artifact
 from qtool.converting.blocks import Q4_0, Q4_1, Q8_0, BlockMatrix, pack, unpack
 from qtool.errors import QtoolError, UnsupportedError
@@ -75,6 +76,17 @@ def test_there_and_back_gives_the_same_files(
     record = json.loads((folder / "qtool.json").read_text())
     assert [one["exact"] for one in record["conversions"]] == [True, True]
     assert record["recipe"]["name"] == "w4g128-rtn"
+
+
+def test_a_name_that_does_not_say_gguf(made: dict[str, Path], tmp_path: Path) -> None:
+    said = (
+        f"{tmp_path / 'x'} is one GGUF file; most programs know them by a name that ends in .gguf"
+    )
+    assert said in qtool.convert(made["gptq"], "gguf", tmp_path / "x").warnings
+    assert not qtool.convert(made["gptq"], "gguf", tmp_path / "x.gguf").warnings
+    for to, what in (("gguf", "a GGUF file"), ("gptq-v2", "a folder")):
+        with pytest.raises(UnsupportedError, match=f"makes {what}; choose another name"):
+            qtool.convert(made["gptq"], to, tmp_path / "x.safetensors")
 
 
 @pytest.mark.parametrize("case", ["gptq", "gptq-8", "gptq-3", "awq"])

@@ -163,5 +163,5 @@ def test_refused_before_a_model_is_looked_for(tmp_path: Path) -> None:
     text = quantizing.text_file(tmp_path / "text.txt")
     with pytest.raises(UnsupportedError, match="no NVIDIA GPU is here"):
         qtool.evaluate("nobody/nothing", text, device="cuda")
-    with pytest.raises(UsageError, match="--device tpu: expected auto, cpu or cuda"):
+    with pytest.raises(UsageError, match='device="tpu": expected auto, cpu or cuda'):
         qtool.generate("nobody/nothing", "x", device="tpu")

@@ -411,9 +411,9 @@ def no_gpu() -> Iterator[None]:
 
 def test_refused_before_anything_is_begun(no_gpu: None, tmp_path: Path) -> None:
     """Before a model is looked for."""
-    with pytest.raises(UnsupportedError, match=r"no NVIDIA GPU is here .* leave --device out"):
+    with pytest.raises(UnsupportedError, match=r"no NVIDIA GPU is here .* leave device out"):
         qtool.quantize("nobody/nothing", "w4g128-rtn", tmp_path / "out", device="cuda")
-    with pytest.raises(UsageError, match="--device tpu: expected auto, cpu or cuda"):
+    with pytest.raises(UsageError, match='device="tpu": expected auto, cpu or cuda'):
         qtool.quantize("nobody/nothing", "w4g128-rtn", tmp_path / "out", device="tpu")
     loaded = load("w4g128-gptq", [])
     assert isinstance(loaded, Recipe)

@@ -231,7 +231,7 @@ def test_a_name_that_llama_cpp_cannot_load_is_refused() -> None:
         ("smollm2", "tq1_0", (), "tq1_0 is for models trained with ternary weights; any other"),
         ("smollm2", "mxfp4_moe", (), "the model has no experts, so that mxfp4_moe stores every"),
         ("smollm2", "q8_0", ("importance=true",), "importance has no effect with type q8_0"),
-        ("smollm2", "q8_0", ("calibration.samples=3",), "calibration has no effect without impo"),
+        ("smollm2", "q8_0", ("calibration.samples=3",), "note: settings of calibration (samples)"),
         ("smollm2", "q4_k_m", ("gptq.gptaq=0.5",), "gptq.gptaq has no effect without method: gptq"),
         ("smollm2", "q8_0", ("rotate.seed=3",), "rotate.seed has no effect without the transform"),
         ("smollm2", "q8_0", ("leave_output=true",), "leave_output has no effect: the head is th"),

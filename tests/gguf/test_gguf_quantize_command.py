@@ -53,7 +53,7 @@ def test_the_command(model: str, models: Path, tmp_path: Path) -> None:
     [
         ("q4_0", ["--stats", "x"], "--stats would change nothing"),
         ("q4_0", ["--max-shard-size", "1GB"], "--max-shard-size would change nothing"),
-        ("q4_0", ["--samples", "3"], "--samples would change nothing"),
+        ("q4_0", ["--samples", "3", "--imatrix", "x"], "--samples would change nothing"),
         ("w4g128-rtn", ["--imatrix", "x"], "--imatrix would change nothing"),
         ("w4g128-rtn", ["-o", "y.GGUF"], "-o y.GGUF: recipe w4g128-rtn makes a folder of safet"),
         ("q4_0", ["--imatrix", "no-such-file"], "no-such-file: cannot be read"),

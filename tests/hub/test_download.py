@@ -18,10 +18,11 @@ from hub_here import hub_here
 from jsonschema import Draft202012Validator
 from typer.testing import CliRunner
 
+import qtool
 from qtool import schemas
 from qtool.cli.main import app
 from qtool.errors import QtoolError
-from qtool.hub import resolve
+from qtool.hub import resolve, tiny_folder
 from qtool.hub.failures import ATTEMPTS, pause_before_next
 
 SIZE = 6_000_000
@@ -96,6 +97,17 @@ def test_only_what_is_needed_once(server: hub_server.HubServer, source: Path) ->
     assert download(f"ann/llama@{hub_server.COMMIT}")["fetched_bytes"] == 0
     assert server.requests == []
     assert not list(folder.parents[1].glob("blobs/*.incomplete"))
+
+
+def test_what_ships_with_qtool_needs_no_hub() -> None:
+    found = download("tiny")
+    assert found["folder"] == str(tiny_folder()) and found["fetched_bytes"] == 0
+    assert {"config.json", "model.safetensors"} <= {one["name"] for one in found["files"]}  # type: ignore[attr-defined]
+    assert qtool.download("tiny") == tiny_folder()
+    said = CliRunner().invoke(app, ["download", "tiny"], catch_exceptions=False).stdout
+    assert "tiny ships with qtool (6 files, 7.5 MB): nothing to download\n" in said
+    assert said.splitlines()[-1] == str(tiny_folder())
+    assert "--include: tiny ships with qtool" in refusal("tiny", "--include", "*.json")
 
 
 @pytest.fixture
@@ -233,13 +245,14 @@ def test_gated(server: hub_server.HubServer, monkeypatch: pytest.MonkeyPatch) ->
     assert download("ann/gated")["fetched_bytes"]
 
 
-def test_what_is_not_there(server: hub_server.HubServer) -> None:
+def test_what_is_not_there(server: hub_server.HubServer, tmp_path: Path) -> None:
     assert "ann/nothing on the hub" in refusal("ann/nothing")
     assert "has no revision 'v9'" in refusal("ann/llama@v9")
     assert "no file like *.txt; it has README.md, a-Q8_0.gguf" in refusal(
         "ann/llama", "--include", "*.txt"
     )
     assert "no hub id (OWNER/NAME, with @REVISION or :QUANT)" in refusal("llama")
+    assert "lies here, so that there is nothing to download" in refusal(str(tmp_path))
     assert "Python pickles can run any code" in refusal("ann/llama", "--include", "*.bin")
 
 

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from qtool import hub
 from qtool.cli.main import app
 from qtool.errors import SourceError
+from qtool.homes import serve
 from qtool.homes.hub_cache import newest_snapshot, repository_of
 from qtool.homes.llama_cpp import names_for
 from qtool.homes.ollama import create_line, modelfile_text, stored_model
@@ -150,6 +151,10 @@ def test_what_serves_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     ]
     monkeypatch.chdir(tmp_path.parent)  # a folder that hides what it was made of
     assert next_lines(tmp_path, tmp_path.name) == [f"next: qtool eval {tmp_path} --text FILE"]
+    monkeypatch.setattr(serve, "loads", lambda artifact: "vllm")
+    assert next_lines(Path("tiny"), "tiny") == [  # the name of the shipped model is no path
+        "next: vllm serve ./tiny", "next: qtool eval ./tiny --against tiny --text FILE",
+    ]  # fmt: skip
 
 
 def test_the_command_that_comes_next_can_be_pasted(

@@ -129,6 +129,7 @@ def test_what_is_not_pushed(
 ) -> None:
     folder = tmp_path / "source"
     assert "nobody is logged in; `hf auth login`" in refusal("push", folder, "ann/x")
+    assert "nothing: no such file or folder" in refusal("push", tmp_path / "nothing", "ann/x")
     monkeypatch.setenv("HF_TOKEN", "hf_ofNobody")
     assert "log in with `hf auth login`, or set HF_TOKEN" in refusal("push", folder, "ann/x")
     monkeypatch.setenv("HF_TOKEN", hub_server.TOKEN)

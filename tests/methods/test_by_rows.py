@@ -2,6 +2,7 @@
 
 import time
 import tracemalloc
+import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -122,3 +123,10 @@ def test_a_view_makes_what_it_copies_once(tmp_path: Path, monkeypatch: pytest.Mo
     summary = pipeline.run(request, Progress(quiet=True))
     assert summary.seconds["pack"] > 0
     assert len(read) == len(set(read)) == 28
+
+
+def test_what_overflows_warns_of_nothing() -> None:
+    """numpy's own warning stood before the sentence that says what is wrong."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert by_rows._squares(np.full(4, 1e30, np.float32)) == np.inf

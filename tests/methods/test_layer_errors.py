@@ -7,7 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from quantizing import first_block_of_tiny
+from safetensors.torch import load_file, save_file
 
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import FormatError, QtoolError
@@ -25,6 +27,7 @@ from qtool.runs.progress import Progress
 from qtool.runs.request import Request
 from qtool.runs.summary import LayerReport, Summary
 from qtool.scheme import Scheme
+from qtool.verification.run import verify_artifact
 
 ODD = "model.layers.2.mlp.up_proj.weight"
 ODD_IN_FIRST = "model.layers.0.mlp.up_proj.weight"
@@ -197,3 +200,24 @@ def test_groups_of_zeros_stay_zeros(recipe: str, first_block: Path, tmp_path: Pa
     summary = quantize(model, recipe, tmp_path / "out", *sets)
     assert all(np.isfinite(layer.relative_error) for layer in summary.layers)
     assert not any("bit width explains" in note for note in summary.notes)
+
+
+@pytest.mark.parametrize("recipe", ["w4g128-rtn", "fp8-dynamic", "fp8-block", "nvfp4", "mxfp4"])
+def test_a_matrix_of_zeros_passes_its_checks(
+    recipe: str, first_block: Path, tmp_path: Path
+) -> None:
+    """As of a block that was put in: FP8 and FP4 of it were made, and then called damaged."""
+    model = changed(tmp_path / "model", ODD_IN_FIRST, lambda values: values.fill(0), first_block)
+    quantize(model, recipe, tmp_path / "out")
+    verdict = verify_artifact(tmp_path / "out", against=model)
+    assert verdict.ok, verdict.findings
+    (found,) = (one for one in verdict.findings if one.check == "codes")
+    assert found.severity == "warning" and "every weight is 0" in found.message
+    weights = tmp_path / "out" / "model.safetensors"
+    if recipe.startswith("fp8"):  # with scales of something else it is damage, as ever
+        tensors = load_file(weights)
+        (scale,) = (n for n in tensors if ODD_IN_FIRST.removesuffix("weight") in n and "scale" in n)
+        tensors[scale] = torch.full_like(tensors[scale], 0.01)
+        save_file(tensors, weights, metadata={"format": "pt"})
+        errors = [one for one in verify_artifact(tmp_path / "out").findings if one.check == "codes"]
+        assert [one.severity for one in errors] == ["error"]

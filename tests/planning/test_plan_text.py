@@ -26,7 +26,7 @@ def warnings(*more: str) -> list[str]:
 @pytest.mark.parametrize("text", ["text.txt", ""])
 def test_refused_as_quantize_does(text: str, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text(WORDS)
-    asked = ("--calibration", str(tmp_path / text) if text else "")
+    asked = ("--calibration", str(tmp_path / text) if text else "", "--imatrix", "x.gguf")
     planned = run("plan", "q4_k_m", *asked)
     made = run("quantize", "q4_k_m", *asked, "-o", str(tmp_path / "out.gguf"))
     assert planned.exit_code == made.exit_code == 1
@@ -43,15 +43,24 @@ def test_a_text_that_is_not_there(tmp_path: Path) -> None:
     assert "no.txt: no such file" in str(made.exception)
 
 
-def test_one_that_is_not_read_is_noted_and_not_in_the_models_card(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("recipe", "out", "unless"),
+    [("w4g128-rtn", "out", ""), ("q4_k_m", "out.gguf", " without `importance: true`")],
+)
+def test_one_that_is_not_read_is_noted_and_not_in_the_models_card(
+    recipe: str, out: str, unless: str, tmp_path: Path
+) -> None:
     path = tmp_path / "text.txt"
     path.write_text(WORDS)
-    note = "note: settings of calibration (source) are not used: recipe w4g128-rtn looks at no"
-    planned = run("plan", "w4g128-rtn", "--calibration", str(path))
+    note = "note: settings of calibration (samples, source) are not used: "
+    note += f"recipe {recipe} looks at no activations{unless}\n"
+    asked = ("--calibration", str(path), "--samples", "3")
+    planned = run("plan", recipe, *asked)
     assert planned.exit_code == 0 and note in planned.stdout
-    made = run("quantize", "w4g128-rtn", "--calibration", str(path), "-o", str(tmp_path / "out"))
+    made = run("quantize", recipe, *asked, "-o", str(tmp_path / out))
     assert made.exit_code == 0 and note in made.output
-    assert "settings of calibration" not in (tmp_path / "out" / "README.md").read_text()
+    card = tmp_path / out / "README.md"
+    assert not card.exists() or "settings of calibration" not in card.read_text()
 
 
 def test_a_text_that_is_too_short_by_its_bytes(tmp_path: Path) -> None:

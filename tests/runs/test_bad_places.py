@@ -43,9 +43,29 @@ def test_taken_names(recipe: str, model: Path, tmp_path: Path, call: Call) -> No
     file.write_text("mine")
     said = call(*arguments(model, recipe, file))
     assert_one_sentence(said, str(file), "a file is in the way")
+    (tmp_path / "link").symlink_to("nowhere")
+    said = call(*arguments(model, recipe, tmp_path / "link"))
+    assert_one_sentence(said, "a link that leads nowhere is in the way")
+    (tmp_path / "link").unlink()
+    said = call(*arguments(model, recipe, tmp_path / "model.safetensors"))
+    assert_one_sentence(said, "makes a folder, with config.json", "name it without .safetensors")
     said = call(*arguments(model, recipe, file / "below"))
     assert_one_sentence(said, str(file / "below"), "cannot be made")
     assert quantizing.files(tmp_path) == files | {"file": b"mine"}
+
+
+@pytest.mark.parametrize("recipe", ["w4g128-rtn", "q8_0"])
+def test_a_folder_called_like_an_alias_is_not_the_model(
+    recipe: str, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was taken for what the command reads."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny/notes").write_text("of weeks")
+    said = call("quantize", "tiny", "--recipe", recipe, "-o", "tiny")
+    assert_one_sentence(said, "not empty" if recipe == "w4g128-rtn" else "tiny: is a folder")
+    said = call("quantize", "tiny", "--recipe", recipe, "-o", ".")
+    assert_one_sentence(said, "-o names nothing but the folder that this runs in")
 
 
 @pytest.mark.parametrize("recipe", ["w4g128-rtn", "q8_0"])

@@ -13,7 +13,10 @@ import torch
 from pipeline_models import Models, models
 from quantizing import Call, Run
 from safetensors.numpy import load_file, save_file
+from safetensors.torch import load_file as load_torch
+from safetensors.torch import save_file as save_torch
 
+import qtool
 from qtool.artifacts.artifact import Artifact
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.planning.plan import make_plan
@@ -348,3 +351,38 @@ def test_plan_and_run_agree(models: Models, tmp_path: Path, call: Call) -> None:
     assert planned["bits_per_weight"] == made["bits_per_weight"]
     schemes = {t["name"]: t["scheme"] for t in planned["tensors"] if t["scheme"]}
     assert schemes == {layer["name"]: layer["scheme"] for layer in made["layers"]}
+
+
+@pytest.mark.parametrize("recipe", ["w4g128-rtn", "w4g128-awq", "w4-gptq-rotated", "q4_k_m"])
+def test_float64_is_made_what_float32_is(recipe: str, tmp_path: Path) -> None:
+    """No engine computes in it: what of it stays unquantized is written as F32, and that is said.
+    llama.cpp's converter reads it as F32, too."""
+    wide = quantizing.first_blocks_of_tiny(tmp_path / "wide", 1)
+    config = json.loads((wide / "config.json").read_text())
+    weights = wide / "model.safetensors"
+    whole = load_torch(weights)
+    made: list[Path] = []
+    for dtype, name in ((torch.float32, "float32"), (torch.float64, "float64")):
+        save_torch({n: t.to(dtype) for n, t in whole.items()}, weights, {"format": "pt"})
+        (wide / "config.json").write_text(json.dumps({**config, "dtype": name}))
+        out = tmp_path / f"{name}{'.gguf' if recipe == 'q4_k_m' else ''}"
+        found = qtool.quantize(
+            wide, recipe, out, samples=4, length=32, changes=["calibration.seed=1"]
+        )
+        made.append(out)
+        notes = [note for note in (*found.warnings, *found.notes) if "F64" in note]
+        assert bool(notes) == (name == "float64"), found.warnings
+    if recipe == "q4_k_m":
+        assert "11 tensors are F64 and are read as F32, as convert_hf_to_gguf.py does" in notes[0]
+        one, other = map(qtool.open, made)
+        assert [*one.tensors] == [*other.tensors]
+        for key in one.tensors:
+            np.testing.assert_array_equal(one.float32(key), other.float32(key))
+        return
+    first, second = (load_file(one / "model.safetensors") for one in made)
+    assert first.keys() == second.keys()
+    for key, tensor in first.items():
+        assert tensor.dtype == second[key].dtype != np.float64
+        np.testing.assert_array_equal(tensor, second[key])
+    assert (made[0] / "config.json").read_bytes() == (made[1] / "config.json").read_bytes()
+    assert verify_artifact(made[1], against=wide).ok

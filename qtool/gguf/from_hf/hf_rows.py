@@ -21,7 +21,8 @@ from qtool.gguf.from_hf.value_maps import ValueMap
 from qtool.gguf_types import BF16, F16, F32, BlockType
 
 _PIECE = 1 << 24  # bytes compared at a time
-TYPES = {"F32": F32, "F16": F16, "BF16": BF16}
+# F64 is read as F32, as convert_hf_to_gguf.py does.
+TYPES = {"F32": F32, "F16": F16, "BF16": BF16, "F64": F32}
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,8 @@ class HfRows:
         if self.columns is not None:
             items = raw.reshape(len(raw), self._width, -1)
             raw = np.ascontiguousarray(items[:, self.columns]).reshape(len(raw), -1)
-        if TYPES[self._info.dtype] != self.type or self.add or self.values is not None:
+        kept = TYPES[self._info.dtype] == self.type and self._info.dtype != "F64"
+        if not kept or self.add or self.values is not None:
             raw = self._as_float32(raw)
         if self.factors:
             raw = self._grown(raw.view(np.float32).reshape(last - first, -1), first)

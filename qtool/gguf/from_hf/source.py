@@ -29,6 +29,7 @@ from qtool.gguf.source import QUANTIZATION_VERSION, GgufSource, SourceTensor
 from qtool.gguf.tokenizer.keys import tokenizer_metadata
 from qtool.gguf_types import F32
 from qtool.planning.beside import refuse_adapter, said
+from qtool.remarks import NOTE
 
 NOTHING_READS = "nothing reads it: this block takes keys and values of an earlier one"
 _COMPUTED = (
@@ -70,7 +71,12 @@ def hf_source(checkpoint: Checkpoint) -> GgufSource:
     ]
     metadata = _metadata(architecture, checkpoint, config, tensors) | learned
     warnings = tuple(text for check in architecture.warn if (text := check(config)) is not None)
+    own = [stored for plain, stored in found.names.items() if plain in found.used]
+    doubles = sum(checkpoint.tensors[name].dtype == "F64" for name in own)
     warnings = (*said(checkpoint), *padding.said(checkpoint), *warnings)
+    if doubles:
+        many = "1 tensor is F64 and is" if doubles == 1 else f"{doubles} tensors are F64 and are"
+        warnings += (f"{NOTE}{many} read as F32, as convert_hf_to_gguf.py does",)
     return GgufSource(
         checkpoint.path, metadata, tuple(tensors), tuple(dropped), warnings,
         requantized=checkpoint.stored_as,

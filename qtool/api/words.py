@@ -1,0 +1,80 @@
+"""Sentences of errors, which speak of options, in the words of who calls a function.
+
+    --max-ram 2x: no size   ->  max_ram="2x": no size
+    choose another -o       ->  choose another out
+    give --replace          ->  give replace=True
+    --set weights.bits=3    ->  changes=["weights.bits=3"]
+    this command            ->  this call
+
+Every message is written once, for the command line, which most people use; here is the one place
+where it is told otherwise. An option counts that is an argument of the function called; others are
+of engines (`--dtype`), or of a command that is named whole, `qtool calibrate ...`, and stay.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from typing import ParamSpec, TypeVar
+
+from qtool.errors import QtoolError
+
+Given = ParamSpec("Given")
+Made = TypeVar("Made")
+
+_NAMES = {"o": "out", "set": "changes"}
+_COMMANDS = re.compile(r"(`qtool [^`]*`)")
+# A value: quoted, or with a digit, a dot or a slash in it, or with nothing after it.
+_OPTION = re.compile(
+    r"(?<![^\s(`'\"])--?(?P<name>[a-z][a-z-]*)"
+    r"(?: (?P<value>'[^']*'|\"[^\"]*\"|[^\s`'\",;:)]*[\d./=][^\s`'\",;:)]*(?<!\.)"
+    r"|[\w-]+(?=[:;,)`]|$)))?(?![\w-])"
+)
+_COMMAND = re.compile(r"\b(this|that|same|another|its) command\b")
+_BARE = re.compile(r"-?\d+(\.\d+)?|[A-Z_]+")  # no text: a number, or what stands for one
+
+
+def for_python(function: Callable[Given, Made]) -> Callable[Given, Made]:
+    """The function, whose errors speak of its arguments."""
+
+    @functools.wraps(function)
+    def called(*given: Given.args, **more: Given.kwargs) -> Made:
+        try:
+            return function(*given, **more)
+        except QtoolError as error:
+            flags = {
+                name: isinstance(one.default, bool)
+                for name, one in inspect.signature(function).parameters.items()
+            }
+            error.args = (told(str(error), flags),)
+            notes = getattr(error, "__notes__", [])
+            notes[:] = [told(note, flags) for note in notes]
+            raise
+
+    return called
+
+
+def told(text: str, arguments: Mapping[str, bool]) -> str:
+    """A sentence in the words of Python. arguments: by name, whether it is true or false."""
+
+    def option(found: re.Match[str]) -> str:
+        name = found["name"].replace("-", "_")
+        name, value = _NAMES.get(name, name), found["value"]
+        if name not in arguments:
+            return found[0]
+        after = "" if value is None else f" {value}"
+        if arguments[name]:
+            return f"{name}=True{after}"
+        if value is None:
+            return name
+        bare = value.strip("'\"")
+        if name == "changes":
+            return f'changes=["{bare}"]' if "=" in bare else f"changes: {bare}"
+        return f"{name}={bare}" if _BARE.fullmatch(value) else f'{name}="{bare}"'
+
+    parts = _COMMANDS.split(text)
+    for place in range(0, len(parts), 2):
+        parts[place] = _COMMAND.sub(r"\1 call", _OPTION.sub(option, parts[place]))
+    return "".join(parts)
