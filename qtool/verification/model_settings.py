@@ -16,7 +16,7 @@ from typing import Any
 
 from qtool.checkpoints.structure import text_config
 from qtool.gguf.architectures import TABLE
-from qtool.verification.finding import Finding, Severity
+from qtool.verification.finding import Finding, Severity, of_setting
 from qtool.verification.settings_form import class_of
 from qtool.verification.subject import Subject
 from qtool.verification.unlike_settings import is_number
@@ -85,8 +85,9 @@ def known_class(config: Mapping[str, Any]) -> bool:
 def _wrong(key: str, value: object, expected: str, severity: Severity = "error") -> Finding:
     shown = "null" if value is None else repr(value)[:_SHOWN]
     return Finding(
-        severity, CHECK, key, f"config.json says {key} {shown}; expected {expected}: {_OWN}"
-    )
+        severity, CHECK, key, f"config.json says {key} {shown}; expected {expected}: {_OWN}",
+        of_setting(key),
+    )  # fmt: skip
 
 
 def _numbers(text: Mapping[str, Any], known: bool) -> Iterator[Finding]:
@@ -166,6 +167,7 @@ def _rotary_kind(where: str, part: Mapping[str, Any], known: bool) -> Iterator[F
                     "error", CHECK, f"{where}.{key}",
                     f"config.json has a {where} of {name} {kind} without {key}, which no engine "
                     f"computes: {_OWN}",
+                    of_setting(f"{where}.{key}"),
                 )  # fmt: skip
     for key in _NUMERIC:
         if key in part and not is_number(part[key]):
