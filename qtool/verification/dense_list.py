@@ -1,5 +1,6 @@
 """Which layers the quantization_config leaves unquantized, against what is stored."""
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatch
 from typing import Any
@@ -148,12 +149,14 @@ def check_dense_list(subject: Subject) -> Iterator[Finding]:
             f"{counted(len(others), 'linear layer')} stored unquantized: {some(others)}; {tail}",
             of_listed(others),
         )  # fmt: skip
-    packed = [e.module for e in subject.entries.values() if e.scheme is not None and said[e.module]]
-    if packed:
+    packed: dict[str, list[str]] = defaultdict(list)  # by what is to blame
+    for entry in subject.entries.values():
+        if entry.scheme is not None and said[entry.module]:
+            packed[_key_for(subject, entry.module)].append(entry.module)
+    for key, modules in packed.items():
         yield Finding(
-            "error", CHECK, packed[0],
-            f"{counted(len(packed), 'matrix')} stored quantized, and by the config "
-            f"({_key_for(subject, packed[0])}) left unquantized: {some(packed)}; engines will ask "
-            "for a weight that is not there",
-            of_listed(packed),
+            "error", CHECK, modules[0],
+            f"{counted(len(modules), 'matrix')} stored quantized, and by the config ({key}) left "
+            f"unquantized: {some(modules)}; engines will ask for a weight that is not there",
+            of_listed(modules),
         )  # fmt: skip

@@ -9,6 +9,7 @@ Source: transformers 5.24 (quantizers_utils.should_convert_module), compressed-t
 """
 
 import json
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -161,7 +162,8 @@ def module_findings(view: EngineView, there: ClassModules) -> Iterator[Finding]:
         return
     quantized = {layer.module: layer.stored for layer in view.quantized}
     where, skipped = _list_of(view, there)
-    looked_for, passed_over, otherwise = [], [], []
+    looked_for, otherwise = [], []
+    passed_over: dict[str, list[str]] = defaultdict(list)  # by the key that leaves them out
     for module, name in there.names.items():
         if name not in there.linear or (leaves := skipped(name)) is None:
             continue
@@ -169,7 +171,7 @@ def module_findings(view: EngineView, there: ClassModules) -> Iterator[Finding]:
         if stored is None:
             looked_for += [] if leaves else [module]
         elif leaves:
-            passed_over.append(module)
+            passed_over[_key_for(view, where, name)].append(module)
         elif _unlike(view, name, stored):
             otherwise.append(module)
     # One that is tied has no tensor, and is a layer all the same.
@@ -195,26 +197,30 @@ def module_findings(view: EngineView, there: ClassModules) -> Iterator[Finding]:
             "of its group",
             of_setting(setting(GROUPS)),
         )  # fmt: skip
-    if passed_over:
-        first = there.names[passed_over[0]]
-        by, how, advice = _left_out(view, where, first)
+    for key, modules in passed_over.items():
+        how, advice = _left_out(view, key, there.names[modules[0]])
         yield Finding(
-            "error", CHECK, passed_over[0],
-            f"{shown(passed_over)} {_are(passed_over)} quantized, and {how}, as transformers "
-            f"calls it, so that it finds no weight; {advice}",
-            About(frozenset({setting(by)}), frozenset(passed_over)),
+            "error", CHECK, modules[0],
+            f"{shown(modules)} {_are(modules)} quantized, and {how}, as transformers calls it, so "
+            f"that it finds no weight; {advice}",
+            About(frozenset({setting(key)}), frozenset(modules)),
         )  # fmt: skip
 
 
-def _left_out(view: EngineView, where: str, name: str) -> tuple[str, str, str]:
-    """What leaves out a quantized layer of the class: its key, in words, and what to do."""
+def _key_for(view: EngineView, where: str, name: str) -> str:
+    """What leaves out a quantized layer of the class: the list, or targets that do not name it."""
     listed = names_of(view.quantization.get(where))
     ignored = any_of(entry == "Linear" or named(entry, name) for entry in listed)
-    if view.format == "compressed-tensors" and not ignored:
-        return GROUPS, f"no target names {name}", "add that name to the targets of its group"
-    advice = "write whole names, or an expression that ends with $"
-    said = f"{where} leaves out {name}"
-    return where, said, "take it off the list" if name in listed else advice
+    return GROUPS if view.format == "compressed-tensors" and not ignored else where
+
+
+def _left_out(view: EngineView, key: str, name: str) -> tuple[str, str]:
+    """The same in words, and what to do."""
+    if key == GROUPS:
+        return f"no target names {name}", "add that name to the targets of its group"
+    if name in names_of(view.quantization.get(key)):
+        return f"{key} leaves out {name}", "take it off the list"
+    return f"{key} leaves out {name}", "write whole names, or an expression that ends with $"
 
 
 def _are(names: list[str]) -> str:
