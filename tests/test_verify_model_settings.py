@@ -168,6 +168,20 @@ def test_angles_that_are_no_numbers(changes: dict[str, Any], key: str, tmp_path:
         assert not (torch.isfinite(turns).all() and (turns > 0).all())
 
 
+def test_an_empty_part_hides_nothing(tmp_path: Path) -> None:
+    """transformers hands it on in place of the config: then nothing has heads."""
+    folder = changed(tmp_path / "x", {"text_config": {}})
+    (one,) = said(folder)
+    assert one.severity == "error" and "an empty text_config" in one.message
+    assert AutoConfig.from_pretrained(folder).get_text_config() == {}
+    one, other = said(changed(tmp_path / "y", {"text_config": {}, "rms_norm_eps": "1e-6"}))
+    assert "text_config" in one.message and "rms_norm_eps" in other.message
+    around = {"text_config": {}, "num_attention_heads": REMOVED}
+    assert said(changed(tmp_path / "z", around | OTHER)) == []
+    (one,) = said(changed(tmp_path / "w", {"text_config": {}} | OTHER))
+    assert one.severity == "warning"
+
+
 @pytest.mark.parametrize("value", [0, -1, -2048])
 def test_no_text_has_no_positions(value: int, tmp_path: Path) -> None:
     """vLLM takes it for the longest text, and ends; SGLang refuses each text."""

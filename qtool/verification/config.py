@@ -10,9 +10,11 @@ from qtool.artifacts.entry import Entry
 from qtool.artifacts.stored_config import quantization_config
 from qtool.checkpoints.structure import FUSED_EXPERTS, text_config
 from qtool.errors import QtoolError
+from qtool.formats import mlx
 from qtool.formats.facts import first
 from qtool.formats.gptq_dynamic import entry_for, overridden
 from qtool.formats.safetensors_header import read_json
+from qtool.printable import in_json
 from qtool.scheme import Scheme
 from qtool.verification.finding import Finding
 from qtool.verification.sentences import count as counted
@@ -143,7 +145,9 @@ _AGREE = (
 
 
 def check_side_files(subject: Subject) -> Iterator[Finding]:
-    """side-config: the files beside config.json say what it says."""
+    """side-config: the files beside config.json say what it says, and MLX's second table."""
+    if subject.artifact.found.format == mlx.NAME:
+        yield from _said_twice(subject.config)
     folder = subject.artifact.checkpoint.folder
     if not isinstance(subject.config.get("quantization_config"), Mapping):
         return
@@ -151,6 +155,28 @@ def check_side_files(subject: Subject) -> Iterator[Finding]:
     for file in _SIDE:
         if (folder / file).is_file():
             yield from _compare(folder / file, main)
+
+
+def _said_twice(config: Mapping[str, Any]) -> Iterator[Finding]:
+    """mlx-lm writes one table under two keys. What a model had before, with a method, may be left
+    under the second, which mlx-lm does not read beside the first."""
+    tables = [config.get(key) for key in mlx.CONFIG_KEYS]
+    one, other = (table if isinstance(table, Mapping) else {} for table in tables)
+    if not (mlx.is_mlx(one) and mlx.is_mlx(other)):
+        return
+    usual = {"mode": "affine", "symmetric": False}
+    keys = [
+        key for key in dict.fromkeys((*one, *other))
+        if key != "quant_method" and one.get(key, usual.get(key)) != other.get(key, usual.get(key))
+    ]  # fmt: skip
+    if keys:
+        said = [in_json(t[keys[0]]) if keys[0] in t else "nothing" for t in (one, other)]
+        yield Finding(
+            "warning", SIDE, keys[0],
+            f"config.json says {keys[0]} {said[0]} in {mlx.CONFIG_KEYS[0]}, and {said[1]} in "
+            f"{mlx.CONFIG_KEYS[1]}, where mlx-lm writes the same: it reads the first, and other "
+            "programs may the second; make them agree",
+        )  # fmt: skip
 
 
 def _compare(path: Path, main: Mapping[str, Any]) -> Iterator[Finding]:

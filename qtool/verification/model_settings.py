@@ -73,6 +73,7 @@ def check_model_settings(subject: Subject) -> Iterator[Finding]:
     """model-settings: numbers are numbers, and names are of something."""
     text = text_config(subject.config)
     known = known_class(subject.config)
+    yield from _empty_part(subject.config, known)
     yield from _numbers(text, known)
     yield from _activations(text, known)
     yield from _positions(text, known)
@@ -85,6 +86,18 @@ def known_class(config: Mapping[str, Any]) -> bool:
     """Whether its class is one whose code is known: transformers' own, in the table of GGUF."""
     row = TABLE.get(class_of(config))
     return row is not None and not row.remote and "auto_map" not in config
+
+
+def _empty_part(config: Mapping[str, Any], known: bool) -> Iterator[Finding]:
+    """transformers hands it on in place of the whole, and vLLM and SGLang look there for heads."""
+    if config.get("text_config") == {} and "num_attention_heads" in config:
+        alone = known and class_of(config).endswith("ForCausalLM")
+        yield Finding(
+            "error" if alone else "warning", CHECK, "text_config",
+            "config.json has an empty text_config, where engines look for the settings of the "
+            "language model, which stand around it: take it out",
+            of_setting("text_config"),
+        )  # fmt: skip
 
 
 def _wrong(key: str, value: object, expected: str, severity: Severity = "error") -> Finding:
@@ -165,7 +178,7 @@ def _theta(key: str, value: object, known: bool, still_at_0: bool) -> Iterator[F
     if not all(map(is_number, each)):
         sure = known or value is not None
         yield _wrong(key, value, "a number", "error" if sure else "warning")
-    elif not all(one >= 0 for one in each):
+    elif any(is_number(one) and not one >= 0 for one in each):
         yield _wrong(key, value, "a positive number", "error" if known else "warning")
     elif value == 0 and known and not still_at_0:
         yield _wrong(key, value, "a positive number")
@@ -194,8 +207,8 @@ def _rotary_kind(where: str, part: Mapping[str, Any], known: bool) -> Iterator[F
         if key in part and not is_number(value):
             yield _wrong(f"{where}.{key}", value, "a number")
         elif is_number(value) and key in ROPES.get(str(kind), ()) and not value > 0:
-            expected, severity = "a positive number", "error" if known else "warning"
-            yield _wrong(f"{where}.{key}", value, expected, severity)
+            severity: Severity = "error" if known else "warning"
+            yield _wrong(f"{where}.{key}", value, "a positive number", severity)
 
 
 def _dtypes(config: Mapping[str, Any]) -> Iterator[Finding]:

@@ -1,13 +1,14 @@
 """Settings unlike the source's, as findings: of config.json, and of a GGUF file's metadata."""
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import TypeGuard
 
 from qtool.verification.finding import Finding, of_setting
 
 CHECK, VOCABULARY = "settings", "vocabulary"
 
 
-def is_number(value: object) -> bool:
+def is_number(value: object) -> TypeGuard[int | float]:
     """JSON and GGUF both tell truth from numbers; Python does not."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
