@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from qtool.checkpoints.decoder_names import has_parts, name_alone, sees
+from qtool.checkpoints.decoder_names import SAVE_WITH_HEAD, has_parts, name_alone, sees
 from qtool.checkpoints.fused_experts import PARTS, WHOLE, stack_of
 from qtool.checkpoints.layer_names import experts_of, is_head
 from qtool.checkpoints.structure import is_turn
@@ -117,8 +117,7 @@ def said_bare(name: str, whole: str) -> str:
     return (
         f"tensors are named as where a model was saved without its head ({name} in place of "
         f"{whole}): vLLM finds them where the model makes embeddings, and not where it writes "
-        "text; for that save it once with transformers, "
-        "AutoModelForCausalLM.from_pretrained(MODEL).save_pretrained(OUT)"
+        f"text; for that {SAVE_WITH_HEAD}"
     )
 
 
