@@ -145,6 +145,20 @@ def test_targets_that_leave_out_are_to_blame(made: Path, tmp_path: Path) -> None
     assert "27 matrices stored quantized, and by the config (targets" in errors(folder)[0][1]
 
 
+def test_of_two_keys_each_is_to_blame_for_its_own(made: Path, tmp_path: Path) -> None:
+    """Of which vLLM makes something of the list alone, and only that is told in its words."""
+    folder = group(copy_of("nvfp4", made, tmp_path / "x"), targets=[DOWN])
+    label(folder, ignore=["lm_head", DOWN])
+    (_, listed), (_, targeted) = errors(folder)
+    assert "1 matrix stored quantized, and by the config (ignore)" in listed
+    assert "27 matrices stored quantized, and by the config (targets of" in targeted
+    assert {check: message for check, message in errors(folder, "vllm")}["dense-list"] == targeted
+    assert [check for check, _ in errors(folder, "vllm")] == ["dense-list", "engine-skip-list"]
+    (_, listed), (_, targeted) = errors(folder, "transformers")
+    assert f"{DOWN} is quantized, and ignore leaves out" in listed
+    assert "24 more are quantized, and no target names" in targeted
+
+
 def test_what_an_engine_alone_makes_of_a_list_is_told(made: Path, tmp_path: Path) -> None:
     """A part of a name is none to compressed-tensors, and SGLang takes its end for one."""
     folder = label(copy_of("nvfp4", made, tmp_path / "x"), ignore=["lm_head", "mlp.down_proj"])
