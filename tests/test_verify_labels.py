@@ -149,7 +149,7 @@ def test_servers_go_by_the_class_that_is_named(made: Path, tmp_path: Path) -> No
         ({"mode": None, "group_size": 32}, "group_size 64 in quantization, and 32 in"),
         (
             {"model.norm": {"bits": 2, "group_size": 64}},
-            "model.norm nothing in quantization, and {",
+            "model.norm.bits nothing in quantization, and 2 in",
         ),
     ],
 )

@@ -16,7 +16,7 @@ from qtool.formats.gptq_dynamic import entry_for, overridden
 from qtool.formats.safetensors_header import read_json
 from qtool.printable import in_json
 from qtool.scheme import Scheme
-from qtool.verification.finding import Finding
+from qtool.verification.finding import Finding, of_setting
 from qtool.verification.sentences import count as counted
 from qtool.verification.sentences import some
 from qtool.verification.subject import Subject
@@ -164,19 +164,33 @@ def _said_twice(config: Mapping[str, Any]) -> Iterator[Finding]:
     one, other = (table if isinstance(table, Mapping) else {} for table in tables)
     if not (mlx.is_mlx(one) and mlx.is_mlx(other)):
         return
-    usual = {"mode": "affine", "symmetric": False}
-    keys = [
-        key for key in dict.fromkeys((*one, *other))
-        if key != "quant_method" and one.get(key, usual.get(key)) != other.get(key, usual.get(key))
-    ]  # fmt: skip
+    here, there = _flat(one), _flat(other)
+    keys = [key for key in {**here, **there} if _said_in(here, key) != _said_in(there, key)]
     if keys:
-        said = [in_json(t[keys[0]]) if keys[0] in t else "nothing" for t in (one, other)]
+        key, (first_key, second_key) = keys[0], mlx.CONFIG_KEYS
+        said = [in_json(t[key]) if key in t else "nothing" for t in (here, there)]
         yield Finding(
-            "warning", SIDE, keys[0],
-            f"config.json says {keys[0]} {said[0]} in {mlx.CONFIG_KEYS[0]}, and {said[1]} in "
-            f"{mlx.CONFIG_KEYS[1]}, where mlx-lm writes the same: it reads the first, and other "
-            "programs may the second; make them agree",
+            "warning", SIDE, key,
+            f"config.json says {key} {said[0]} in {first_key}, and {said[1]} in {second_key}, "
+            "where mlx-lm writes the same: it reads the first, and other programs may the second; "
+            "make them agree",
+            of_setting(*(f"{first_key}.{key}" for key in keys)),
         )  # fmt: skip
+
+
+def _flat(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a table, and those of single modules behind their names."""
+    found: dict[str, Any] = {}
+    for name, said in table.items():
+        inner = said if isinstance(said, Mapping) else {}
+        found |= {f"{name}.{key}": value for key, value in inner.items()} or {name: said}
+    return found
+
+
+def _said_in(table: Mapping[str, Any], key: str) -> object:
+    usual = {"mode": "affine", "symmetric": False}
+    last = key.rpartition(".")[2]
+    return None if last == "quant_method" else table.get(key, usual.get(last))
 
 
 def _compare(path: Path, main: Mapping[str, Any]) -> Iterator[Finding]:

@@ -198,9 +198,10 @@ def _verdict(
             source = source_one_by_one(source)
         subject = replace(subject, source=source)
         checks += [config.SIDE, misfit.CHECK]
+        unfit = [*misfit.check_shapes(subject, apart)]
         # Shapes may be wrong by what another file says.
-        findings += said_by(config.SIDE, config.check_side_files(subject))
-        findings += misfit.check_shapes(subject, apart)
+        findings += once.untold(unfit, said_by(config.SIDE, config.check_side_files(subject)))
+        findings += unfit
         for name, check in STRUCTURAL:
             if name != "against" or source is not None:
                 checks.append(name)
