@@ -27,6 +27,14 @@ class SourceError(QtoolError):
     """The model, the calibration text or the statistics given cannot be used."""
 
 
+class SettingError(SourceError):
+    """A setting of config.json makes no sense. what: how its sentence goes on after its name."""
+
+    def __init__(self, setting: str, what: str) -> None:
+        super().__init__(f"config.json: {setting} {what}")
+        self.setting = setting
+
+
 class FormatError(QtoolError):
     """A file does not keep to its format, or a format cannot store what it is given."""
 

@@ -27,6 +27,11 @@ _SEES = (
     "mm_projector.", "talker.", "token2wav.", "code2wav.",
 )  # fmt: skip
 _PARTS = (*TEXT_CONFIGS, "vision_config")  # of config.json
+# What to do where a class without a head was saved, whose names lack their first part.
+SAVE_WITH_HEAD = (
+    "save it once with transformers, "
+    "AutoModelForCausalLM.from_pretrained(MODEL).save_pretrained(OUT)"
+)
 
 
 def name_alone(name: str) -> str:

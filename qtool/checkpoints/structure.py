@@ -71,10 +71,10 @@ class Role:
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The part of config.json that describes the language model."""
+    """The part of config.json that describes the language model; one that is empty does not."""
     for key in _TEXT_CONFIGS:
         inner = config.get(key)
-        if isinstance(inner, Mapping):
+        if isinstance(inner, Mapping) and inner:
             return text_config(inner)
     return config
 

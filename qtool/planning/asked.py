@@ -74,7 +74,7 @@ class Foreseen:
         if self.asked.engine is None:
             return self.plan.json()
         said = {"engine": self.asked.engine, "tp": self.asked.tp}
-        return self.plan.json() | said | {"findings": [vars(one) for one in self.findings]}
+        return self.plan.json() | said | {"findings": [one.json() for one in self.findings]}
 
 
 def foresee(asked: Asked) -> Foreseen:

@@ -25,7 +25,7 @@ def _storage(one: ArtifactFacts) -> Markup:
         (
             row.scheme,
             f"{row.tensors:,}",
-            f"{row.parameters:,}",
+            f"{row.parameters:,}" if row.parameters else "not known",
             figures.size(row.nbytes),
             f"{8 * row.nbytes / row.parameters:.3f}" if row.parameters else "-",
         )

@@ -163,4 +163,5 @@ class Report:
         found = asdict(self)
         for row, artifact in zip(found["artifacts"], self.artifacts, strict=True):
             row["ok"] = artifact.ok
+            row["findings"] = [finding.json() for finding in artifact.findings]
         return found

@@ -114,19 +114,26 @@ def unique_labels(paths: Sequence[str]) -> list[str]:
 
 def _reference(typed: str, path: Path) -> Reference:
     stored, size = stored_of(path)
-    parameters = sum(one.parameters for one in stored)
+    parameters = _parameters(stored)
     return Reference(typed, size, parameters, _components(stored))
+
+
+def _parameters(stored: Iterable[Stored]) -> int:
+    """How many there are; 0 where some are packed in no known way."""
+    stored = tuple(stored)
+    return sum(one.parameters for one in stored) if all(one.told for one in stored) else 0
 
 
 def _components(stored: Iterable[Stored]) -> tuple[Component, ...]:
     stored = tuple(stored)
-    prefix = decoder_prefix((one.name, one.parameters) for one in stored)
-    sums: dict[str, list[int]] = {name: [0, 0] for name in COMPONENTS}
+    prefix = decoder_prefix((one.name, one.parameters or one.nbytes) for one in stored)
+    parts: dict[str, list[Stored]] = {name: [] for name in COMPONENTS}
     for one in stored:
-        total = sums[place(one.name, prefix).component]
-        total[0] += one.parameters
-        total[1] += one.nbytes
-    return tuple(Component(name, *total) for name, total in sums.items() if total[1])
+        parts[place(one.name, prefix).component].append(one)
+    sizes = {name: sum(one.nbytes for one in members) for name, members in parts.items()}
+    return tuple(
+        Component(name, _parameters(parts[name]), sizes[name]) for name in parts if sizes[name]
+    )
 
 
 def _storage(stored: Iterable[Stored]) -> tuple[Storage, ...]:
@@ -153,7 +160,7 @@ def _facts(typed: str, path: Path, label: str, verdict: Verdict, compared: bool)
         if not any(finding.severity == "error" for finding in verdict.findings):
             said = f"It cannot be opened: {error}."
         opened = Opened(UNKNOWN, _weight_bytes(path), (), NO_SAMPLE, (), said, None, (), ())
-    parameters = sum(one.parameters for one in opened.stored)
+    parameters = _parameters(opened.stored)
     nbytes = sum(one.nbytes for one in opened.stored)
     dense = sum(one.parameters for one in opened.stored if not one.quantized)
     layers, where = _layers(verdict, opened, compared)

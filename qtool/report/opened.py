@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from qtool.artifacts.artifact import Artifact
+from qtool.artifacts.untold import untold
 from qtool.formats.gguf_file import GgufFile
 from qtool.gguf.inspect import GgufInspection
 from qtool.gguf.open import is_gguf, open_source
@@ -26,8 +27,9 @@ class Stored:
     name: str
     scheme: str
     quantized: bool
-    parameters: int
+    parameters: int  # 0 where words are packed as no config says
     nbytes: int
+    told: bool = True  # whether a config says how the matrix is packed that it is a part of
 
 
 @dataclass(frozen=True)
@@ -55,8 +57,11 @@ def stored_of(path: Path) -> tuple[tuple[Stored, ...], int]:
 
 
 def _entries(artifact: Artifact) -> tuple[Stored, ...]:
+    packed = {name.rpartition(".")[0] for name in untold(artifact)}
     return tuple(
-        Stored(
+        Stored(entry.name, f"packed {entry.dtype}", True, 0, entry.nbytes, False)
+        if entry.name.rpartition(".")[0] in packed
+        else Stored(
             entry.name,
             f"dense {entry.dtype}" if entry.scheme is None else str(entry.scheme),
             entry.scheme is not None,

@@ -110,8 +110,9 @@ def components(named: str, parts: Sequence[Component], whole: int, nbytes: int) 
     said = f"{named}: " + ", ".join(f"{part.name} {figures.size(part.nbytes)}" for part in parts)
     bar = svg.stacked(
         [
-            (part.name, part.nbytes, f"{part.name}: {figures.size(part.nbytes)}, "
-             f"{8 * part.nbytes / part.parameters if part.parameters else 0:.2f} bits per weight")
+            (part.name, part.nbytes, f"{part.name}: {figures.size(part.nbytes)}"
+             + (f", {8 * part.nbytes / part.parameters:.2f} bits per weight"
+                if part.parameters else ""))
             for part in parts
         ],
         whole,

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from qtool.checkpoints.decoder_names import has_parts, name_alone, sees
+from qtool.checkpoints.decoder_names import SAVE_WITH_HEAD, has_parts, name_alone, sees
 from qtool.checkpoints.fused_experts import PARTS, WHOLE, stack_of
 from qtool.checkpoints.layer_names import experts_of, is_head
 from qtool.checkpoints.structure import is_turn
@@ -18,7 +18,7 @@ from qtool.gguf.architectures.shapes import checkpoint_shape
 from qtool.gguf.from_hf.expert_rows import BLOCKS, SCALES
 from qtool.gguf.from_hf.hf_config import count
 from qtool.gguf.kinds import stored_shape
-from qtool.verification.finding import Finding
+from qtool.verification.finding import Finding, of_error
 from qtool.verification.sentences import AGAIN, some
 from qtool.verification.sentences import count as counted
 from qtool.verification.subject import Subject
@@ -77,7 +77,7 @@ def check_by_table(
             others += _other_shape(subject, place, names, config)
         except QtoolError as error:  # of a setting, for every tensor that it shapes
             if str(error) not in said:
-                yield Finding("error", CHECK, names[place.found[0]], str(error))
+                yield of_error(CHECK, names[place.found[0]], error)
             said.add(str(error))
     if (bare := bare_name(subject.present, architecture)) is not None:
         yield Finding("warning", CHECK, bare[0], said_bare(*bare))
@@ -117,8 +117,7 @@ def said_bare(name: str, whole: str) -> str:
     return (
         f"tensors are named as where a model was saved without its head ({name} in place of "
         f"{whole}): vLLM finds them where the model makes embeddings, and not where it writes "
-        "text; for that save it once with transformers, "
-        "AutoModelForCausalLM.from_pretrained(MODEL).save_pretrained(OUT)"
+        f"text; for that {SAVE_WITH_HEAD}"
     )
 
 

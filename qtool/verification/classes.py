@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from qtool.checkpoints.structure import text_config
-from qtool.verification.finding import Finding
+from qtool.verification.finding import Finding, of_setting
 from qtool.verification.subject import Subject
 
 CHECK = "class"
@@ -38,7 +38,7 @@ _OTHERS: Mapping[str, tuple[str, ...]] = {
     "sarvam_mla": ("deepseekv3",), "sarvam_moe": ("glm4moe",), "shieldgemma2": ("gemma3",),
     "speech_to_text": ("speech2text",),
 }  # fmt: skip
-_LEAST = {
+COUNTS: Mapping[str, int] = {  # and the least of each
     "num_hidden_layers": 1, "hidden_size": 1, "vocab_size": 1,
     "num_attention_heads": 0, "num_key_value_heads": 0,  # of models that do not attend
 }  # fmt: skip
@@ -54,6 +54,7 @@ def check_class(subject: Subject) -> Iterator[Finding]:
             "error", CHECK, "architectures",
             f"config.json says architectures {_shown(named)}; expected a list with the name of a "
             "class: put back the model's own",
+            of_setting("architectures"),
         )  # fmt: skip
         return
     first = named[0] if named else None
@@ -62,6 +63,7 @@ def check_class(subject: Subject) -> Iterator[Finding]:
             "error", CHECK, "model_type",
             f"config.json says model_type {_shown(kind)}; expected a name of letters, digits and "
             "_: put back the model's own",
+            of_setting("model_type"),
         )  # fmt: skip
     elif first is None or _has_code(config):
         return  # where it has neither, the check of tensors says so
@@ -184,7 +186,7 @@ def _is_names(value: object) -> bool:
 
 def _counts(config: Mapping[str, Any]) -> Iterator[Finding]:
     """Whole numbers; of heads some models have a list, one a block."""
-    for key, least in _LEAST.items():
+    for key, least in COUNTS.items():
         value = config.get(key)
         if value is None or (value and isinstance(value, list) and key.endswith("_heads")):
             continue
@@ -193,4 +195,5 @@ def _counts(config: Mapping[str, Any]) -> Iterator[Finding]:
                 "error", CHECK, key,
                 f"config.json says {key} {_shown(value)}; expected a whole number from {least}: "
                 "put back the model's own",
+                of_setting(key),
             )  # fmt: skip

@@ -3,102 +3,25 @@
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 from qtool.artifacts.entry import Entry
 from qtool.artifacts.stored_config import quantization_config
-from qtool.checkpoints.layer_names import experts_of, is_head
-from qtool.checkpoints.structure import FUSED_EXPERTS, fused_layer, text_config
+from qtool.checkpoints.structure import FUSED_EXPERTS, text_config
 from qtool.errors import QtoolError
-from qtool.formats import auto_round
-from qtool.formats.bitsandbytes import skips
-from qtool.formats.compressed_tensors_config import is_class, named
+from qtool.formats import mlx
 from qtool.formats.facts import first
-from qtool.formats.gptq_dynamic import entry_for, negative, overridden
-from qtool.formats.patterns import any_of, matches
+from qtool.formats.gptq_dynamic import entry_for, overridden
 from qtool.formats.safetensors_header import read_json
+from qtool.printable import in_json
 from qtool.scheme import Scheme
-from qtool.verification.finding import Finding
+from qtool.verification.finding import Finding, of_setting
 from qtool.verification.sentences import count as counted
 from qtool.verification.sentences import some
-from qtool.verification.skip_lists import malformed
 from qtool.verification.subject import Subject
 
 _MUCH_DENSE = 0.2  # of the linear layers' weights
-_LISTS = (
-    "modules_to_not_convert", "dynamic", "ignore", "ignored_layers", "exclude_modules",
-    "llm_int8_skip_modules", "extra_config", "block_name_to_quantize", "to_quant_block_names",
-)  # fmt: skip
-# In these the config says whether the head is quantized; of others no engine asks for its codes.
-_WITH_HEADS = ("awq", "gptq", "compressed-tensors")
-
-
-def says_dense(subject: Subject, module: str) -> bool | None:
-    """Whether the config leaves a linear layer, named as in the checkpoint, unquantized; None
-    where that depends on an expression that is not matched here."""
-    found = subject.artifact.found
-    config = quantization_config(subject.artifact.checkpoint)
-    if found.quant_method == auto_round.NAME:
-        return auto_round.left_dense(config, module)
-    if found.format == "mlx":  # what has no scales is dense there
-        entry = subject.entries.get(module)
-        stacked = entry is not None and entry.stacked
-        return not stacked and f"{module}.scales" not in subject.artifact.checkpoint.tensors
-    if found.format == "gptq":
-        if is_head(module):
-            return config.get("lm_head") is not True
-        inside = config.get("modules_in_block_to_quantize")
-        if isinstance(inside, list) and inside:
-            flat = [n for part in inside for n in (part if isinstance(part, list) else [part])]
-            if not any(str(name) in module for name in flat):
-                return True
-        table = config.get("dynamic")
-        key, known = entry_for(table if isinstance(table, Mapping) else {}, module)
-        return (key is not None and negative(key)) if known else None
-    if found.format == "compressed-tensors":
-        groups = config.get("config_groups")
-        targets = [
-            str(target)
-            for group in (groups.values() if isinstance(groups, dict) else ())
-            if isinstance(group, dict) and isinstance(group.get("targets"), list)
-            for target in group["targets"]
-        ]
-        ignored = any_of(named(pattern, module) for pattern in found.dense)
-        targeted = any_of(is_class(target) or named(target, module) for target in targets)
-        return any_of([ignored, None if targeted is None else not targeted])
-    if found.format == "modelopt":
-        return any(fnmatch(module, pattern) for pattern in found.dense)
-    if found.format == "mxfp4":  # engines have it of experts alone
-        left = any_of(matches(rf"(?:{name})(?:[.]|$)", module) for name in found.dense)
-        return ".experts." not in module or left
-    if is_head(module) and found.format == "awq" and config.get("lm_head") is not True:
-        return True
-    if found.format == "awq":
-        return any(name in module for name in found.dense)
-    if found.format == "bitsandbytes":
-        return any_of(skips(entry, module) for entry in found.dense)
-    inside = f".{module}."
-    return any(inside.startswith(f".{n}.") or inside.endswith(f".{n}.") for n in found.dense)
-
-
-def _key_for(subject: Subject, module: str) -> str:
-    """The key that leaves a linear layer unquantized, as says_dense has it."""
-    found = subject.artifact.found
-    config = quantization_config(subject.artifact.checkpoint)
-    if found.format == "compressed-tensors":
-        ignored = any_of(named(pattern, module) for pattern in found.dense)
-        return "ignore" if ignored else "targets of config_groups"
-    if found.quant_method != auto_round.NAME and found.format in ("awq", "gptq"):
-        if is_head(module) and config.get("lm_head") is not True:
-            return "lm_head"
-        table = config.get("dynamic")
-        if found.format == "gptq":
-            key, _ = entry_for(table if isinstance(table, Mapping) else {}, module)
-            negated = key is not None and negative(key)
-            return "dynamic" if negated else "modules_in_block_to_quantize"
-    return next((key for key in _LISTS if config.get(key)), "lm_head")
 
 
 def check_said(subject: Subject) -> Iterator[Finding]:
@@ -133,59 +56,6 @@ def said_inside(config: Mapping[str, Any]) -> bool:
     """Whether config.json itself says how tensors are quantized."""
     parts = (config, text_config(config))
     return any(part.get(k) for part in parts for k in ("quantization_config", "compression_config"))
-
-
-def check_dense_list(subject: Subject) -> Iterator[Finding]:
-    """dense-list: what the config calls dense is, and nothing else."""
-    if subject.artifact.found.format == "dense":
-        return
-    config = quantization_config(subject.artifact.checkpoint)
-    if wrong := [*malformed(config)]:
-        yield from wrong
-        return
-    silent = all(config.get(key) is None for key in _LISTS) and not config.get("config_groups")
-    linears = [e for e in subject.linears if e.scheme is None]
-    heads = [e for e in subject.entries.values() if is_head(e.module) and e.scheme is None]
-    if subject.artifact.found.format not in _WITH_HEADS:
-        heads = []
-    said = {e.module: says_dense(subject, e.module) for e in subject.entries.values()}
-    if unknown := [module for module, answer in said.items() if answer is None]:
-        yield Finding(
-            "note", "dense-list", unknown[0],
-            f"whether the config leaves {counted(len(unknown), 'module')} ({some(unknown)}) "
-            "unquantized depends on an expression that is not matched here; it was not checked",
-        )  # fmt: skip
-    dense = [e.module for e in (*linears, *heads) if said[e.module] is False]
-    experts = [module for module in dense if experts_of(module)]
-    stacks = [n for n, role in subject.roles.items() if role.reason == FUSED_EXPERTS]
-    stacks = [n for n in stacks if subject.entries[n].scheme is None]
-    experts += [n for n in stacks if says_dense(subject, fused_layer(n)) is False]
-    if experts:
-        yield Finding(
-            "error", "dense-list", experts[0],
-            f"{counted(len(experts), 'matrix')} of experts are stored unquantized, and the config "
-            f"does not say so: {some(experts)}; quantize them, or name them as left out",
-        )  # fmt: skip
-    others = [module for module in dense if not experts_of(module)]
-    if others:
-        tail = (
-            "the config names no layer as left out: engines that do not look into the headers "
-            "will ask for codes"
-            if silent
-            else "by the config they are quantized, so engines will ask for codes"
-        )
-        yield Finding(
-            "warning" if silent else "error", "dense-list", others[0],
-            f"{counted(len(others), 'linear layer')} stored unquantized: {some(others)}; {tail}",
-        )  # fmt: skip
-    packed = [e.module for e in subject.entries.values() if e.scheme is not None and said[e.module]]
-    if packed:
-        yield Finding(
-            "error", "dense-list", packed[0],
-            f"{counted(len(packed), 'matrix')} stored quantized, and by the config "
-            f"({_key_for(subject, packed[0])}) left unquantized: {some(packed)}; engines will ask "
-            "for a weight that is not there",
-        )  # fmt: skip
 
 
 def check_scheme(subject: Subject) -> Iterator[Finding]:
@@ -275,7 +145,9 @@ _AGREE = (
 
 
 def check_side_files(subject: Subject) -> Iterator[Finding]:
-    """side-config: the files beside config.json say what it says."""
+    """side-config: the files beside config.json say what it says, and MLX's second table."""
+    if subject.artifact.found.format == mlx.NAME:
+        yield from _said_twice(subject.config)
     folder = subject.artifact.checkpoint.folder
     if not isinstance(subject.config.get("quantization_config"), Mapping):
         return
@@ -283,6 +155,42 @@ def check_side_files(subject: Subject) -> Iterator[Finding]:
     for file in _SIDE:
         if (folder / file).is_file():
             yield from _compare(folder / file, main)
+
+
+def _said_twice(config: Mapping[str, Any]) -> Iterator[Finding]:
+    """mlx-lm writes one table under two keys. What a model had before, with a method, may be left
+    under the second, which mlx-lm does not read beside the first."""
+    tables = [config.get(key) for key in mlx.CONFIG_KEYS]
+    one, other = (table if isinstance(table, Mapping) else {} for table in tables)
+    if not (mlx.is_mlx(one) and mlx.is_mlx(other)):
+        return
+    here, there = _flat(one), _flat(other)
+    keys = [key for key in {**here, **there} if _said_in(here, key) != _said_in(there, key)]
+    if keys:
+        key, (first_key, second_key) = keys[0], mlx.CONFIG_KEYS
+        said = [in_json(t[key]) if key in t else "nothing" for t in (here, there)]
+        yield Finding(
+            "warning", SIDE, key,
+            f"config.json says {key} {said[0]} in {first_key}, and {said[1]} in {second_key}, "
+            "where mlx-lm writes the same: it reads the first, and other programs may the second; "
+            "make them agree",
+            of_setting(*(f"{first_key}.{key}" for key in keys)),
+        )  # fmt: skip
+
+
+def _flat(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a table, and those of single modules behind their names."""
+    found: dict[str, Any] = {}
+    for name, said in table.items():
+        inner = said if isinstance(said, Mapping) else {}
+        found |= {f"{name}.{key}": value for key, value in inner.items()} or {name: said}
+    return found
+
+
+def _said_in(table: Mapping[str, Any], key: str) -> object:
+    usual = {"mode": "affine", "symmetric": False}
+    last = key.rpartition(".")[2]
+    return None if last == "quant_method" else table.get(key, usual.get(last))
 
 
 def _compare(path: Path, main: Mapping[str, Any]) -> Iterator[Finding]:

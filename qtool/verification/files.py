@@ -4,7 +4,7 @@ Every shard is looked at by itself, so that one broken file does not hide the ne
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from qtool.errors import QtoolError
@@ -28,9 +28,8 @@ def check_files(path: Path) -> Iterator[Finding]:
     if not path.is_dir():
         yield from _read(path)[1]
         return
-    indexes = sorted(path.glob("*.safetensors.index.json"))
+    files, indexes = _files_in(path)
     if len(indexes) != 1:
-        files = sorted(path.glob("*.safetensors"))
         for file in files:
             yield from _read(file)[1]
         if path / SINGLE in files:
@@ -41,24 +40,34 @@ def check_files(path: Path) -> Iterator[Finding]:
                         f"{stray.name} lies beside {SINGLE}, and no index names it; engines that "
                         "load every file would load it too: remove it, or write an index",
                     )  # fmt: skip
-        elif (name := unnamed(path)) is not None:
+        elif (name := _unnamed_of(files, indexes)) is not None:
             yield _unnamed(name)
         return
-    yield from _check_index(path, indexes[0])
+    yield from _check_index(path, indexes[0], files)
+
+
+def _files_in(folder: Path) -> tuple[list[Path], list[Path]]:
+    """Of weights, and indexes of them."""
+    files, indexes = (sorted(folder.glob(f"*.safetensors{end}")) for end in ("", _INDEX))
+    return files, indexes
 
 
 def unnamed(folder: Path) -> str | None:
     """The one file of weights where transformers does not find it, which has no name of its own and
     is not named by config.json; None where it does."""
-    files = [file.name for file in folder.glob("*.safetensors")]
-    if len(files) != 1 or files[0] == SINGLE or any(folder.glob("*.safetensors" + _INDEX)):
+    return _unnamed_of(*_files_in(folder))
+
+
+def _unnamed_of(files: Sequence[Path], indexes: Sequence[Path]) -> str | None:
+    if len(files) != 1 or files[0].name == SINGLE or indexes:
         return None
+    (file,) = files
     try:
-        config = st.read_json(folder / "config.json")
+        config = st.read_json(file.with_name("config.json"))
     except QtoolError:
         config = {}  # which is told where the config is read
-    known = _OWN_NAME in config or _MLX in config or files[0].startswith(_MISTRAL)
-    return None if known else files[0]
+    known = _OWN_NAME in config or _MLX in config or file.name.startswith(_MISTRAL)
+    return None if known else file.name
 
 
 def _unnamed(name: str) -> Finding:
@@ -82,7 +91,7 @@ def _read(file: Path) -> tuple[dict[str, TensorInfo], list[Finding]]:
         return {}, [Finding("error", CHECK, file.name, str(error))]
 
 
-def _check_index(folder: Path, index: Path) -> Iterator[Finding]:
+def _check_index(folder: Path, index: Path, files: Sequence[Path]) -> Iterator[Finding]:
     try:
         weight_map = st.read_json(index).get("weight_map")
     except QtoolError as error:
@@ -125,7 +134,7 @@ def _check_index(folder: Path, index: Path) -> Iterator[Finding]:
                 "file, "
                 f"which has the same (the first: {twice[0]}); remove one copy",
             )  # fmt: skip
-    for stray in sorted(folder.glob("*.safetensors")):
+    for stray in files:
         if stray.name == SINGLE and SINGLE not in named and index.name == SINGLE + _INDEX:
             yield Finding(
                 "warning", CHECK, SINGLE,

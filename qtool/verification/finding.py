@@ -1,16 +1,24 @@
 """What verifying finds: findings, the error of each layer, and the verdict that holds both."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
 
-from qtool.errors import FormatError, QtoolError
+from qtool.errors import FormatError, QtoolError, SettingError
 from qtool.verification.sentences import count
 
 _BY_DIGEST = {"digests", "statement"}  # checks that compare bytes
 Severity = Literal["error", "warning", "note"]
+
+
+@dataclass(frozen=True)
+class About:
+    """The things that a finding speaks of, by which another one of the same things is known."""
+
+    settings: frozenset[str] = frozenset()  # of config.json, with the keys around those inside
+    listed: frozenset[str] = frozenset()  # layers that a list leaves unquantized, or does not
 
 
 @dataclass(frozen=True)
@@ -21,6 +29,11 @@ class Finding:
     check: str  # which check: a stable id such as "zero-convention"
     name: str  # of the tensor, module or file; "" where it is the whole artifact
     message: str  # one sentence: what was found, what was expected, what to do
+    about: About = field(default=About(), compare=False, repr=False)
+
+    def json(self) -> dict[str, str]:
+        """For machines: the sentence, and where it lies."""
+        return {key: value for key, value in asdict(self).items() if key != "about"}
 
 
 @dataclass(frozen=True)
@@ -79,7 +92,7 @@ class Verdict:
             "doubts": list(self.doubts),
             "unquantized_share": self.unquantized_share,
             "checks": list(self.checks),
-            "findings": [asdict(finding) for finding in self.findings],
+            "findings": [finding.json() for finding in self.findings],
             "layers": [layer.json() for layer in self.layers],
         }
 
@@ -99,4 +112,20 @@ def said_by(name: str, findings: Iterator[Finding]) -> Iterator[Finding]:
     try:
         yield from findings
     except QtoolError as problem:
-        yield Finding("error", name, "", str(problem))
+        yield of_error(name, "", problem)
+
+
+def of_error(check: str, name: str, problem: QtoolError) -> Finding:
+    """The finding that a check cannot make sense of something."""
+    about = of_setting(problem.setting) if isinstance(problem, SettingError) else About()
+    return Finding("error", check, name, str(problem), about)
+
+
+def of_setting(*keys: str) -> About:
+    """About settings alone."""
+    return About(settings=frozenset(keys))
+
+
+def of_listed(modules: Iterable[str]) -> About:
+    """About layers alone, and what a list says of them."""
+    return About(listed=frozenset(modules))

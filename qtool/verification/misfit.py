@@ -17,7 +17,7 @@ from qtool.errors import QtoolError
 from qtool.printable import in_json
 from qtool.scheme import Scheme
 from qtool.verification.by_table import other_shapes, row_of
-from qtool.verification.finding import Finding
+from qtool.verification.finding import Finding, of_setting
 from qtool.verification.sentences import AGAIN, some
 from qtool.verification.sentences import count as counted
 from qtool.verification.subject import Subject, module_of, subject_of
@@ -63,6 +63,7 @@ def check_shapes(subject: Subject, artifact: Artifact) -> Iterator[Finding]:
             f"config.json says {whole} {in_json(found.said)}, and the shapes of "
             f"{counted(len(names), 'matrix')} ({some(names)}) are those of {in_json(found.fits)}, "
             "with which every matrix fits: put that back",
+            of_setting(whole),
         )  # fmt: skip
         return
     alike: dict[str, list[str]] = defaultdict(list)

@@ -7,7 +7,8 @@ here, whose code may have more of them, an unknown name is a warning.
 
 Sources: transformers 5.24 (configuration_utils, modeling_rope_utils, activations, and the types of
 all its configuration classes), vLLM 0.33 (layers/rotary_embedding, layers/activation,
-transformers_utils/config), SGLang 0.5.23 (layers/rotary_embedding).
+transformers_utils/config, config/model, models/granite), SGLang 0.5.23 (layers/rotary_embedding,
+models/granite, managers/tokenizer_manager).
 """
 
 import re
@@ -16,7 +17,7 @@ from typing import Any
 
 from qtool.checkpoints.structure import text_config
 from qtool.gguf.architectures import TABLE
-from qtool.verification.finding import Finding, Severity
+from qtool.verification.finding import Finding, Severity, of_setting
 from qtool.verification.settings_form import class_of
 from qtool.verification.subject import Subject
 from qtool.verification.unlike_settings import is_number
@@ -45,6 +46,9 @@ ROPES: Mapping[str, tuple[str, ...]] = {
     "openpangu": (), "telechat3-yarn": (),
 }  # fmt: skip
 _NUMERIC = ("factor", "low_freq_factor", "high_freq_factor")
+_BASES = ("rope_local_base_freq", "rotary_emb_base")  # a theta by other names
+# Classes for which vLLM and SGLang take a theta of 0 for no rotation at all.
+_STILL_AT_0 = ("Granite", "Muse")
 # Of torch: what a model may be in, and what else there is, which no model is.
 DTYPES = frozenset({
     "bfloat16", "float16", "half", "float32", "float", "float64", "double", "float8_e4m3fn",
@@ -69,9 +73,11 @@ def check_model_settings(subject: Subject) -> Iterator[Finding]:
     """model-settings: numbers are numbers, and names are of something."""
     text = text_config(subject.config)
     known = known_class(subject.config)
+    yield from _empty_part(subject.config, known)
     yield from _numbers(text, known)
     yield from _activations(text, known)
-    yield from _rotary(text, known)
+    yield from _positions(text, known)
+    yield from _rotary(text, known, class_of(subject.config).startswith(_STILL_AT_0))
     for part in (text,) if text is subject.config else (subject.config, text):
         yield from _dtypes(part)
 
@@ -82,11 +88,24 @@ def known_class(config: Mapping[str, Any]) -> bool:
     return row is not None and not row.remote and "auto_map" not in config
 
 
+def _empty_part(config: Mapping[str, Any], known: bool) -> Iterator[Finding]:
+    """transformers hands it on in place of the whole, and vLLM and SGLang look there for heads."""
+    if config.get("text_config") == {} and "num_attention_heads" in config:
+        alone = known and class_of(config).endswith("ForCausalLM")
+        yield Finding(
+            "error" if alone else "warning", CHECK, "text_config",
+            "config.json has an empty text_config, where engines look for the settings of the "
+            "language model, which stand around it: take it out",
+            of_setting("text_config"),
+        )  # fmt: skip
+
+
 def _wrong(key: str, value: object, expected: str, severity: Severity = "error") -> Finding:
     shown = "null" if value is None else repr(value)[:_SHOWN]
     return Finding(
-        severity, CHECK, key, f"config.json says {key} {shown}; expected {expected}: {_OWN}"
-    )
+        severity, CHECK, key, f"config.json says {key} {shown}; expected {expected}: {_OWN}",
+        of_setting(key),
+    )  # fmt: skip
 
 
 def _numbers(text: Mapping[str, Any], known: bool) -> Iterator[Finding]:
@@ -100,11 +119,11 @@ def _numbers(text: Mapping[str, Any], known: bool) -> Iterator[Finding]:
             expected = "true or false, and no string"
             yield _wrong(key, value, expected, "error" if read else "warning")
     for key, value in text.items():
-        if known and _EPSILON.fullmatch(key):
-            if type(value) is int:
+        if _EPSILON.fullmatch(key) and is_number(value):
+            if known and type(value) is int:
                 yield _wrong(key, value, "a small fraction, as transformers takes no whole number")
-            elif isinstance(value, float) and value < 0:
-                yield _wrong(key, value, "a number from 0 on")
+            elif not value >= 0:
+                yield _wrong(key, value, "a number from 0 on", "error" if known else "warning")
     lacks = "rms_norm_eps" in text and text["rms_norm_eps"] is None
     if lacks and known and text.get("model_type") not in _MAY_LACK_EPS:
         yield _wrong("rms_norm_eps", None, "a number")
@@ -122,7 +141,15 @@ def _activations(text: Mapping[str, Any], known: bool) -> Iterator[Finding]:
             yield _wrong(key, value, expected, "error" if known else "warning")
 
 
-def _rotary(text: Mapping[str, Any], known: bool) -> Iterator[Finding]:
+def _positions(text: Mapping[str, Any], known: bool) -> Iterator[Finding]:
+    """vLLM refuses a model of no positions, SGLang every text, and transformers what is no int."""
+    key = "max_position_embeddings"
+    value = text.get(key)
+    if is_number(value) and (not value >= 1 or (known and not isinstance(value, int))):
+        yield _wrong(key, value, "a whole number from 1", "error" if known else "warning")
+
+
+def _rotary(text: Mapping[str, Any], known: bool, still_at_0: bool) -> Iterator[Finding]:
     key = "rope_scaling" if text.get("rope_scaling") else "rope_parameters"
     said = text.get(key) or {}
     if not isinstance(said, Mapping):
@@ -135,19 +162,26 @@ def _rotary(text: Mapping[str, Any], known: bool) -> Iterator[Finding]:
     turned = text.get("position_embedding_type") != "nope"
     for where, part in parts.items():
         yield from _rotary_kind(where, part, known)
-        if "rope_theta" in part:
-            yield from _theta(f"{where}.rope_theta", part["rope_theta"], known, turned)
-    if "rope_theta" in text and not all("rope_theta" in part for part in parts.values()):
-        yield from _theta("rope_theta", text["rope_theta"], known, turned)
+        if "rope_theta" in part and (turned or part["rope_theta"] is not None):
+            yield from _theta(f"{where}.rope_theta", part["rope_theta"], known, still_at_0)
+    inside = all("rope_theta" in part for part in parts.values())
+    if "rope_theta" in text and not inside and (turned or text["rope_theta"] is not None):
+        yield from _theta("rope_theta", text["rope_theta"], known, still_at_0)
+    for key in _BASES:
+        if is_number(text.get(key)):
+            yield from _theta(key, text[key], known, still_at_0)
 
 
-def _theta(key: str, value: object, known: bool, turned: bool) -> Iterator[Finding]:
-    if value is None and not turned:
-        return
+def _theta(key: str, value: object, known: bool, still_at_0: bool) -> Iterator[Finding]:
+    """What is below 0 has no powers between whole ones, and 0 no inverse."""
     each = value if isinstance(value, list) else [value]  # one for each block in some
     if not all(map(is_number, each)):
         sure = known or value is not None
         yield _wrong(key, value, "a number", "error" if sure else "warning")
+    elif any(is_number(one) and not one >= 0 for one in each):
+        yield _wrong(key, value, "a positive number", "error" if known else "warning")
+    elif value == 0 and known and not still_at_0:
+        yield _wrong(key, value, "a positive number")
 
 
 def _rotary_kind(where: str, part: Mapping[str, Any], known: bool) -> Iterator[Finding]:
@@ -166,10 +200,15 @@ def _rotary_kind(where: str, part: Mapping[str, Any], known: bool) -> Iterator[F
                     "error", CHECK, f"{where}.{key}",
                     f"config.json has a {where} of {name} {kind} without {key}, which no engine "
                     f"computes: {_OWN}",
+                    of_setting(f"{where}.{key}"),
                 )  # fmt: skip
     for key in _NUMERIC:
-        if key in part and not is_number(part[key]):
-            yield _wrong(f"{where}.{key}", part[key], "a number")
+        value = part.get(key)
+        if key in part and not is_number(value):
+            yield _wrong(f"{where}.{key}", value, "a number")
+        elif is_number(value) and key in ROPES.get(str(kind), ()) and not value > 0:
+            severity: Severity = "error" if known else "warning"
+            yield _wrong(f"{where}.{key}", value, "a positive number", severity)
 
 
 def _dtypes(config: Mapping[str, Any]) -> Iterator[Finding]:

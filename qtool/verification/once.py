@@ -1,24 +1,27 @@
-"""A setting of config.json that makes no sense is told by the first check that looks at it."""
+"""What is wrong once is told once: by the first check that sees it, or the one that knows most."""
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from qtool.verification import unlike_settings
 from qtool.verification.finding import Finding
 
-# As qtool.gguf.from_hf.hf_config says it, and the check of classes.
-_SAID = re.compile(r"config\.json: (\w+) is |config\.json says (\w+) .*; expected a whole number")
+
+def wrong_settings(findings: Iterable[Finding]) -> frozenset[str]:
+    """Settings that errors are about."""
+    wrong = (one.about.settings for one in findings if one.severity == "error")
+    return frozenset().union(*wrong)
 
 
 def untold(before: Sequence[Finding], found: Iterable[Finding]) -> Iterator[Finding]:
-    """The findings but for those that only say again which setting has no sense."""
-    known = {key for one in before if (key := _setting(one)) is not None}
+    """The findings but for those that only say again which settings make no sense."""
+    known = wrong_settings(before)
     for one in found:
-        alone = one.check == unlike_settings.CHECK and " has 1 setting unlike " in one.message
-        if (one.name if alone else _setting(one)) not in known:
+        if not one.about.settings or not one.about.settings <= known:
             yield one
 
 
-def _setting(finding: Finding) -> str | None:
-    found = _SAID.match(finding.message)
-    return None if found is None else found[1] or found[2]
+def with_engine(said: Sequence[Finding], found: Sequence[Finding]) -> list[Finding]:
+    """What was said without asking an engine, and what one has to say: of layers that an engine
+    refuses by its own reading of a list, only that; of what is no list, nothing more."""
+    new = [*untold(said, found)]
+    known = frozenset().union(*(one.about.listed for one in new if one.severity == "error"))
+    return [one for one in said if not one.about.listed or not one.about.listed <= known] + new

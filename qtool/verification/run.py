@@ -38,6 +38,7 @@ from qtool.verification import (
     online,
     recorded,
     settings,
+    skip_lists,
     stored_as,
     stored_biases,
     tensors,
@@ -54,6 +55,7 @@ from qtool.verification.against import (
 from qtool.verification.against.one_by_one import one_by_one as source_one_by_one
 from qtool.verification.against.scaling import Compared, compare
 from qtool.verification.against.side_by_side import Floats
+from qtool.verification.dense_list import check_dense_list
 from qtool.verification.files import check_files
 from qtool.verification.finding import Finding, Verdict, said_by
 from qtool.verification.matrix import Measured, measure
@@ -79,7 +81,7 @@ STRUCTURAL: tuple[tuple[str, Check], ...] = (
     ("against", source_tensors.check_against),
     ("head", heads.check_head),
     ("quantized-config", config.check_said),
-    ("dense-list", config.check_dense_list),
+    (skip_lists.CHECK, check_dense_list),
     ("scheme", config.check_scheme),
     ("unquantized", config.check_share),
     (stored_as.CHECK, stored_as.check_stored_as),
@@ -196,13 +198,15 @@ def _verdict(
             source = source_one_by_one(source)
         subject = replace(subject, source=source)
         checks += [config.SIDE, misfit.CHECK]
+        unfit = [*misfit.check_shapes(subject, apart)]
         # Shapes may be wrong by what another file says.
-        findings += said_by(config.SIDE, config.check_side_files(subject))
-        findings += misfit.check_shapes(subject, apart)
+        findings += once.untold(unfit, said_by(config.SIDE, config.check_side_files(subject)))
+        findings += unfit
         for name, check in STRUCTURAL:
             if name != "against" or source is not None:
                 checks.append(name)
                 findings += once.untold(findings, said_by(name, check(subject)))
+        no_sense = once.wrong_settings(findings)
         if opened is not None:
             checks += [unlike_settings.CHECK, unlike_settings.VOCABULARY]
             said_so = said_by(unlike_settings.CHECK, settings.check_settings(subject, opened))
@@ -226,10 +230,10 @@ def _verdict(
     if against is not None and (wrong or made_of.made_of_it(subject) is not True):
         findings += source_tensors.check_quantized(against)
     if engine is not None:
-        from qtool.verification.engines.rules import engine_findings, told_once
+        from qtool.verification.engines.rules import engine_findings
 
         checks.append("engine")
-        findings = told_once(findings, engine_findings(artifact, engine, tp))
+        findings = once.with_engine(findings, engine_findings(artifact, engine, tp, no_sense))
     return Verdict(
         str(path),
         artifact.found.format,

@@ -84,12 +84,18 @@ def check_settings(subject: Subject, source: Weights) -> Iterator[Finding]:
         read = [as_read(folder) for folder in (subject.artifact.checkpoint.folder, source.folder)]
         # Whether the head is tied stands outside of the decoder's settings, which are read.
         different = [key for key in different if key == _TIED or not _read_alike(key, *read)]
+    written = subject.config, source.config
+
+    def called(key: str) -> str:
+        return as_written(_innermost(key, here.get(key), there[key])[0], written)
+
     yield from unlike(
         different,
         _CHOSEN,
-        lambda keys: _listed(keys, here, there, (subject.config, source.config)),
+        lambda keys: _listed(keys, here, there, written),
         "engines compute as config.json says: put back the source's",
         "put back the source's",
+        called,
     )
 
 

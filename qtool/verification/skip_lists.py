@@ -12,14 +12,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from qtool.formats.auto_round import is_expression
-from qtool.verification.finding import Finding
+from qtool.verification.finding import Finding, of_setting
 
 CHECK = "dense-list"
 LISTS = (
     "modules_to_not_convert", "ignore", "ignored_layers", "exclude_modules",
     "llm_int8_skip_modules",
 )  # fmt: skip
-KEYS = (*LISTS, "config_groups", "dynamic", "extra_config")  # where such a finding lies
+GROUPS = "config_groups"
 _SHOWN = 60  # characters of a value
 _LONGEST = 4000  # characters of an expression that is compiled
 _MARK = re.compile(r"^(?:[-+]:|re:)")
@@ -29,24 +29,14 @@ _MORE = re.compile(r"\\[pPXKR]|\(\?(?:<[=!]|[|R&0-9]|[a-z]*-)|\[\[:")
 
 def malformed(config: Mapping[str, Any]) -> Iterator[Finding]:
     """dense-list: what no engine reads as a list of names and expressions."""
-    table = config.get("config_groups")
-    groups = table.items() if isinstance(table, Mapping) else ()
-    lists = {key: config.get(key) for key in LISTS}
-    lists |= {
-        f"config_groups.{name}.targets": group.get("targets")
-        for name, group in groups
-        if isinstance(group, Mapping)
-    }
-    for key, value in lists.items():
-        if value is None:
-            continue
-        if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
-            yield Finding(
-                "error", CHECK, key,
-                f"the quantization_config says {key} {str(value)[:_SHOWN]!r}; expected a list of "
-                "names, as engines read a string letter by letter: write it as a list",
-            )  # fmt: skip
-    for key, expression in _expressions(config, lists):
+    for key, value in _no_lists(config):
+        yield Finding(
+            "error", CHECK, key,
+            f"the quantization_config says {key} {str(value)[:_SHOWN]!r}; expected a list of "
+            "names, as engines read a string letter by letter: write it as a list",
+            of_setting(setting(key)),
+        )  # fmt: skip
+    for key, expression in _expressions(config):
         if (why := _refused(expression)) is not None:
             more = _MORE.search(expression) is not None
             yield Finding(
@@ -57,11 +47,38 @@ def malformed(config: Mapping[str, Any]) -> Iterator[Finding]:
             )  # fmt: skip
 
 
-def _expressions(
-    config: Mapping[str, Any], lists: Mapping[str, object]
-) -> Iterator[tuple[str, str]]:
+def setting(key: str) -> str:
+    """What findings about a list are about; the targets of all groups are one."""
+    return f"quantization_config.{key.partition('.')[0]}"
+
+
+def unread(config: Mapping[str, Any]) -> frozenset[str]:
+    """The settings that no engine reads as lists."""
+    return frozenset(setting(key) for key, _ in _no_lists(config))
+
+
+def _lists(config: Mapping[str, Any]) -> dict[str, object]:
+    table = config.get(GROUPS)
+    groups = table.items() if isinstance(table, Mapping) else ()
+    targets = {
+        f"{GROUPS}.{name}.targets": group.get("targets")
+        for name, group in groups
+        if isinstance(group, Mapping)
+    }
+    return {key: config.get(key) for key in LISTS} | targets
+
+
+def _no_lists(config: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
+    """What stands where a list does, and is none of strings; by its key."""
+    for key, value in _lists(config).items():
+        is_list = isinstance(value, list) and all(isinstance(one, str) for one in value)
+        if value is not None and not is_list:
+            yield key, value
+
+
+def _expressions(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """What is compiled, without its mark, and the key that it stands in."""
-    for key, value in lists.items():
+    for key, value in _lists(config).items():
         for one in value if isinstance(value, list) else ():
             if isinstance(one, str) and one.startswith("re:"):
                 yield key, _MARK.sub("", one, count=1)

@@ -29,6 +29,7 @@ from qtool.verification.finding import Finding
 from qtool.verification.sentences import AGAIN, some, verb
 from qtool.verification.sentences import count as counted
 from qtool.verification.settings_form import class_of
+from qtool.verification.sizes import check_sizes
 from qtool.verification.subject import Subject
 from qtool.verification.tensor_names import PREDICTION, packed_part
 
@@ -76,6 +77,7 @@ def check_tensors(subject: Subject) -> Iterator[Finding]:
         yield from check_by_table(subject, *row)
     else:
         yield from _alike(subject)
+        yield from check_sizes(subject)
     yield from _prediction(subject)
     yield from _beyond(subject)
     yield from check_packed(subject)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from qtool.artifacts.artifact import Artifact
 from qtool.verification import config, numbers
+from qtool.verification.dense_list import check_dense_list
 from qtool.verification.finding import raise_first
 from qtool.verification.matrix import Measured
 from qtool.verification.subject import subject_of
@@ -23,7 +24,7 @@ def check_written(path: Path, artifact: Artifact, matrices: Sequence[Measured]) 
     subject = subject_of(path, artifact, None)
     for check in (
         check_packed,
-        config.check_dense_list,
+        check_dense_list,
         config.check_scheme,
         config.check_side_files,
         config.check_provenance,

@@ -18,6 +18,7 @@ from quantizing import Call
 from report_figures import figures
 
 from qtool.errors import FormatError, SourceError
+from qtool.hub import resolve
 from qtool.quality.evaluate import size_of
 from qtool.recipe.recipe import load
 from qtool.report import figures as page_figures
@@ -269,6 +270,31 @@ def test_what_is_broken_is_in_the_page(root: Path, call: Call, tmp_path: Path) -
     assert [row["artifact"] for row in found["quality"]] == ["awq"]
     assert "broken was not measured" in found["quality_from"]
     assert found["quality"][0]["kld"] is None and found["quality"][0]["perplexity"] > 1
+
+
+def test_words_that_no_config_explains_are_no_dense_weights(
+    root: Path, call: Call, tmp_path: Path
+) -> None:
+    """How many weights they hold nobody knows, nor how many bits each has."""
+    lost = tmp_path / "lost"
+    quantizing.quantize(resolve("tiny"), "w4a16-ct", lost)
+    (lost / "qtool.json").unlink()
+    config = json.loads((lost / "config.json").read_text())
+    del config["quantization_config"]
+    (lost / "config.json").write_text(json.dumps(config))
+    html, found = reported(call, tmp_path / "r.html", lost, root / "awq", status=1)
+    first, second = found["artifacts"]
+    assert first["parameters"] == first["unquantized_share"] == first["bits_per_weight"] == 0
+    assert second["parameters"] > 3e6 and second["unquantized_share"] > 0.1
+    dense = [row for row in first["storage"] if row["scheme"].startswith("dense")]
+    assert [row["scheme"] for row in dense] == ["dense BF16"]
+    packed = {row["scheme"]: row["parameters"] for row in first["storage"] if row not in dense}
+    assert packed == {"packed I32": 0, "packed F16": 0, "packed I64": 0}
+    parts = {part["name"]: part["parameters"] for part in first["components"]}
+    assert parts["mlp"] == 0 < parts["embedding"]
+    assert sum(part["nbytes"] for part in first["components"]) > 1e6
+    assert Reader(html).text.count("not known") >= 3
+    assert not any(word in html for word in (">0.00 bits", " 0.00 bits per weight"))
 
 
 def test_quality_is_that_of_eval(root: Path, call: Call, tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ from header_files import Shapes
 from planning import plan_of
 
 from qtool.checkpoints.checkpoint import Checkpoint
-from qtool.errors import UnsupportedError
+from qtool.checkpoints.decoder_names import SAVE_WITH_HEAD
+from qtool.errors import FormatError, UnsupportedError
 from qtool.gguf.from_hf.source import hf_source
 from qtool.planning.plan import make_plan
 from qtool.recipe.recipe import load
@@ -75,6 +76,9 @@ def test_names_without_their_first_part(tmp_path: Path) -> None:
     assert "embed_tokens.weight in place of model.embed_tokens.weight" in said
     found = [one for one in verify_artifact(folder).findings if one.check == "tensors"]
     assert [(one.severity, one.message) for one in found] == [("warning", said)]
+    with pytest.raises(FormatError) as refused:
+        hf_source(Checkpoint.open(folder))
+    assert all(str(one).endswith(SAVE_WITH_HEAD) for one in (said, refused.value))
 
 
 def test_blocks_at_the_end_of_a_model_that_nobody_knows(tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ RECIPES = {
     "nvfp4": ("nvfp4",),
     "mxfp4": ("mxfp4",),
     "int8": ("int8-llmint8",),
+    "mlx": ("w4g64-mlx-rtn",),
 }
 
 

@@ -259,7 +259,7 @@ BESIDE: list[tuple[str, Callable[[Path], None], str, str]] = [
     ("awq", setting("rope_theta", 1e5), "settings", "rope_theta 100000.0, there"),
     ("awq", setting("rms_norm_eps", 1e-3), "settings", "rms_norm_eps 0.001, there 1e-05"),
     ("awq", setting("hidden_act", None), "settings", "hidden_act nothing"),
-    ("awq", setting("rms_norm_eps", 10**400), "settings", "rms_norm_eps 1000"),
+    ("awq", setting("rms_norm_eps", 10**400), "model-settings", "rms_norm_eps 1000"),
     ("awq", drawn(damaged_settings.tokens_exchanged), "vocabulary", "under other ids"),
     ("awq", numbers("q_proj.scales", lambda s: s * 2), "layer-error", "about 2.0 times as"),
     ("awq", numbers("down_proj.scales", lambda s: s * 2), "layer-error", "about 2.0 times as"),

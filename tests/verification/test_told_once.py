@@ -16,7 +16,8 @@ from qtool.errors import UnsupportedError
 from qtool.formats.gguf_values import string, u32
 from qtool.planning.plan import make_plan
 from qtool.recipe.recipe import load
-from qtool.verification.finding import Finding
+from qtool.verification import once
+from qtool.verification.finding import Finding, of_listed, of_setting
 from qtool.verification.run import verify_artifact
 
 
@@ -50,6 +51,74 @@ def test_a_setting_that_is_a_count_of_another_model(model: Path, tmp_path: Path)
     found = errors(model, against=source)
     assert [one.check for one in found] == ["tensors", "settings"]
     assert found[0].message.endswith("config and weights are of different models")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("intermediate_size", "768"), ("rms_norm_eps", "1e-5"), ("rope_theta", "1e4"),
+     ("hidden_act", "foo"), ("architectures", [3])],
+)  # fmt: skip
+def test_a_setting_without_sense_is_not_also_unlike_the_source_s(
+    key: str, value: object, model: Path, tmp_path: Path
+) -> None:
+    """Nor a shape that nothing tells."""
+    source = Path(shutil.copytree(model, tmp_path / "source"))
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {key: value}))
+    (alone,) = errors(model)
+    assert alone.name.startswith(key) and errors(model, against=source) == [alone]
+    # Beside another one it stands in the list of those that differ.
+    (model / "config.json").write_text(json.dumps(config | {key: value, "head_dim": 32}))
+    assert [one.check for one in errors(model, against=source)][-1] == "settings"
+
+
+def test_a_setting_is_known_by_itself_and_not_by_a_sentence() -> None:
+    theta, size = of_setting("rope_theta"), of_setting("hidden_size")
+    first = Finding("error", "class", "", "one sentence", theta)
+    again = Finding("error", "tensors", "x", "of other words", theta)
+    both = Finding("error", "settings", "", "of two", of_setting("rope_theta", "hidden_size"))
+    other = Finding("error", "tensors", "", "of another one", size)
+    plain = Finding("error", "tensors", "rope_theta", "of none")
+    found = [again, both, other, plain]
+    assert [*once.untold([first], found)] == [both, other, plain]
+    doubt = Finding("warning", "class", "", "a doubt", theta)
+    assert [*once.untold([doubt], found)] == found
+    assert "about" not in first.json()
+
+
+def test_lists_give_way_to_an_engine_that_speaks_of_all_their_layers() -> None:
+    general = Finding("error", "dense-list", "a", "of a list", of_listed(["a", "b"]))
+    one = Finding("error", "engine-skip-list", "a", "of a", of_listed(["a"]))
+    other = Finding("error", "engine-skip-list", "b", "of b", of_listed(["b"]))
+    doubt = Finding("warning", "engine-skip-list", "b", "of b", of_listed(["b"]))
+    assert once.with_engine([general], [one, other]) == [one, other]
+    assert once.with_engine([general], [one, doubt]) == [general, one, doubt]
+
+
+@pytest.mark.parametrize("key", ["hidden_size", "num_key_value_heads", "intermediate_size"])
+def test_transformers_does_not_say_again_what_is_no_count(key: str, model: Path) -> None:
+    config = json.loads((model / "config.json").read_text()) | {key: 0}
+    (model / "config.json").write_text(json.dumps(config))
+    (alone,) = errors(model)
+    assert errors(model, engine="transformers") == [alone]
+
+
+def test_a_second_reason_is_told_beside_the_first(model: Path) -> None:
+    config = json.loads((model / "config.json").read_text()) | {"initializer_range": 2.0}
+    for key, value in (("rms_norm_eps", "1e-6"), ("hidden_act", "foo"), ("head_dim", "x")):
+        (model / "config.json").write_text(json.dumps(config | {key: value}))
+        first, second = errors(model, engine="transformers")
+        assert key in first.message and second.check == "engine-class"
+        reason = f"{model}/config.json: transformers cannot build the 'llama' that it describes"
+        assert second.message.startswith(reason) and "initializer_range" in second.message
+
+
+def test_what_a_count_of_the_class_makes_wrong_is_no_second_reason(model: Path) -> None:
+    """Of 32 heads, as the class has where nothing is said, 250 are no multiple."""
+    config = json.loads((model / "config.json").read_text())
+    config |= {"hidden_size": 250, "num_attention_heads": "5"}
+    (model / "config.json").write_text(json.dumps(config))
+    assert "engine-class" not in [one.check for one in errors(model, engine="transformers")]
 
 
 def test_one_wrong_width_is_its_matrix_own(model: Path) -> None:

@@ -22,7 +22,7 @@ from qtool.errors import FormatError, SourceError, UsageError
 from qtool.hub import resolve
 from qtool.runs import verify as reading_back
 from qtool.runs.digests import add_digests
-from qtool.verification.config import says_dense
+from qtool.verification.dense_list import says_dense
 from qtool.verification.run import verify_artifact
 from qtool.verification.sentences import count, some
 from qtool.verification.written import check_written

@@ -2,12 +2,14 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from labelled_folders import RECIPES, copy_of, errors, label, said
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
 from qtool.verification.engines.local import _METHODS
+from qtool.verification.run import verify_artifact
 
 ENGINES = (None, "vllm", "sglang", "transformers")
 
@@ -20,7 +22,11 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("kind", RECIPES)
 def test_under_its_own_name_it_is_well(kind: str, made: Path, tmp_path: Path) -> None:
     folder = copy_of(kind, made, tmp_path / "x")
-    served = {"int8": (None, "transformers"), "mxfp4": (None, "vllm", "transformers")}
+    served = {
+        "int8": (None, "transformers"),
+        "mxfp4": (None, "vllm", "transformers"),
+        "mlx": (None, "mlx-lm"),
+    }
     for engine in served.get(kind, ENGINES):
         assert errors(folder, engine) == []
 
@@ -98,3 +104,31 @@ def test_servers_go_by_the_class_that_is_named(made: Path, tmp_path: Path) -> No
         ((check, message),) = errors(folder, engine)
         assert check == "engine-class" and phrase in message
     assert errors(folder, "transformers") == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "phrase"),
+    [
+        ({"bits": 8}, "bits 4 in quantization, and 8 in quantization_config"),
+        ({"mode": None, "group_size": 32}, "group_size 64 in quantization, and 32 in"),
+        (
+            {"model.norm": {"bits": 2, "group_size": 64}},
+            "model.norm.bits nothing in quantization, and 2 in",
+        ),
+    ],
+)
+def test_tables_of_mlx_that_say_two_things(
+    changes: dict[str, Any], phrase: str, made: Path, tmp_path: Path
+) -> None:
+    folder = label(copy_of("mlx", made, tmp_path / "x"), **changes)
+    (found,) = [f for f in verify_artifact(folder).findings if f.check == "side-config"]
+    assert found.severity == "warning" and phrase in found.message
+
+
+@pytest.mark.parametrize(
+    "changes", [{"mode": None}, {"quant_method": "fp8", "bits": 8}, {"symmetric": False}]
+)
+def test_tables_of_mlx_that_do_not(changes: dict[str, Any], made: Path, tmp_path: Path) -> None:
+    """A default left out; what a model was before it was converted, which has a method."""
+    folder = label(copy_of("mlx", made, tmp_path / "x"), **changes)
+    assert not [f for f in verify_artifact(folder).findings if f.severity != "note"]

@@ -56,6 +56,44 @@ def test_what_is_no_list(
         assert check == "dense-list" and phrase in message
 
 
+BAD = "re:model.(layers"
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "key"),
+    [
+        ("awq", {"modules_to_not_convert": ["lm_head", BAD, DOWN]}, "modules_to_not_convert"),
+        ("nvfp4", {"ignore": [BAD, "lm_head", "re:.*[.]0[.].*down_proj"]}, "ignore"),
+        ("gptq", {"dynamic": {"-:.*[.]0[.].*down_proj": {}, "-:(foo": {}}}, "dynamic"),
+    ],
+)
+def test_another_mistake_in_a_list_is_told_beside_an_expression_that_does_not_compile(
+    kind: str, changes: dict[str, Any], key: str, made: Path, tmp_path: Path
+) -> None:
+    folder = label(copy_of(kind, made, tmp_path / "x"), **changes)
+    for engine in ENGINES:
+        (_, first), (check, second) = errors(folder, engine)
+        assert "does not compile" in first and key in second and DOWN in second
+        assert check == ("dense-list" if engine is None else "engine-skip-list")
+
+
+def test_targets_are_told_beside_a_list_that_is_none(made: Path, tmp_path: Path) -> None:
+    folder = group(copy_of("nvfp4", made, tmp_path / "x"), targets=[DOWN])
+    for wrong in ("lm_head", ["re:(foo"]):
+        label(folder, ignore=wrong)
+        first, (check, message) = errors(folder)
+        assert "ignore" in first[1] and check == "dense-list"
+        assert "27 matrices stored quantized, and by the config (targets of" in message
+
+
+def test_targets_with_an_expression_that_does_not_compile(made: Path, tmp_path: Path) -> None:
+    """Which layers they mean nobody knows, so that nothing is said of any."""
+    folder = group(copy_of("nvfp4", made, tmp_path / "x"), targets=["re:(foo"])
+    for engine in ENGINES:
+        ((_, message),) = errors(folder, engine)
+        assert "does not compile" in message
+
+
 def test_expressions_that_some_engines_compile(made: Path, tmp_path: Path) -> None:
     """vLLM by the package `regex`."""
     folder = label(copy_of("gptq", made, tmp_path / "x"), dynamic={r"-:.*(?<=x|yy)\.gate": {}})
@@ -104,6 +142,20 @@ def test_targets_that_leave_out_are_to_blame(made: Path, tmp_path: Path) -> None
         ((_, message),) = errors(folder, engine)
         assert "target" in message and "ignore" not in message
     assert "27 matrices stored quantized, and by the config (targets" in errors(folder)[0][1]
+
+
+def test_of_two_keys_each_is_to_blame_for_its_own(made: Path, tmp_path: Path) -> None:
+    """Of which vLLM makes something of the list alone, and only that is told in its words."""
+    folder = group(copy_of("nvfp4", made, tmp_path / "x"), targets=[DOWN])
+    label(folder, ignore=["lm_head", DOWN])
+    (_, listed), (_, targeted) = errors(folder)
+    assert "1 matrix stored quantized, and by the config (ignore)" in listed
+    assert "27 matrices stored quantized, and by the config (targets of" in targeted
+    assert {check: message for check, message in errors(folder, "vllm")}["dense-list"] == targeted
+    assert [check for check, _ in errors(folder, "vllm")] == ["dense-list", "engine-skip-list"]
+    (_, listed), (_, targeted) = errors(folder, "transformers")
+    assert f"{DOWN} is quantized, and ignore leaves out" in listed
+    assert "24 more are quantized, and no target names" in targeted
 
 
 def test_what_an_engine_alone_makes_of_a_list_is_told(made: Path, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """What a model computes with is of the form, and has a name, that engines read."""
 
+import contextlib
 import dataclasses
 import json
 import re
@@ -17,6 +18,7 @@ from qtool import tiny
 from qtool.verification.finding import Finding
 from qtool.verification.model_settings import _NUMBERS, ACTIVATIONS, CHECK, DTYPES, ROPES
 from qtool.verification.run import verify_artifact
+from qtool.verification.sizes import unlike_shapes
 
 TINY = Path(tiny.__file__).parent
 OTHER = {"architectures": ["OwnForCausalLM"], "model_type": "own"}
@@ -66,6 +68,7 @@ WRONG = [
     ({"attention_dropout": "0"}, "attention_dropout '0'"),
     ({"max_position_embeddings": "2048"}, "max_position_embeddings '2048'"),
     ({"attention_bias": "false"}, "attention_bias 'false'; expected true or false"),
+    ({"max_position_embeddings": 100.5}, "max_position_embeddings 100.5; expected a whole number"),
 ]
 
 
@@ -141,6 +144,109 @@ def test_a_decoder_that_does_not_turn_has_no_theta(tmp_path: Path) -> None:
 def test_no_root_is_taken_of_what_is_below_zero(tmp_path: Path) -> None:
     (one,) = said(changed(tmp_path / "x", {"rms_norm_eps": -1e-5}))
     assert one.severity == "error" and "expected a number from 0 on" in one.message
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"rope_theta": 0}, "rope_theta 0;"),
+        ({"rope_theta": -10000.0}, "rope_theta -10000.0"),
+        ({"rope_theta": REMOVED, "rope_parameters": {"rope_type": "default", "rope_theta": -1e4}},
+         "rope_parameters.rope_theta -10000.0"),
+        (rope("linear", factor=0), "rope_scaling.factor 0"),
+        (rope("yarn", factor=-4.0), "rope_scaling.factor -4.0"),
+    ],
+)  # fmt: skip
+def test_angles_that_are_no_numbers(changes: dict[str, Any], key: str, tmp_path: Path) -> None:
+    """Nobody refuses them, and transformers turns by what is no number."""
+    folder = changed(tmp_path / "x", changes)
+    (one,) = said(folder)
+    assert one.severity == "error" and key in one.message and "a positive number" in one.message
+    with contextlib.suppress(ValueError, ZeroDivisionError):
+        made = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+        turns = made.model.rotary_emb.inv_freq
+        assert not (torch.isfinite(turns).all() and (turns > 0).all())
+
+
+def test_an_empty_part_hides_nothing(tmp_path: Path) -> None:
+    """transformers hands it on in place of the config: then nothing has heads."""
+    folder = changed(tmp_path / "x", {"text_config": {}})
+    (one,) = said(folder)
+    assert one.severity == "error" and "an empty text_config" in one.message
+    assert AutoConfig.from_pretrained(folder).get_text_config() == {}
+    one, other = said(changed(tmp_path / "y", {"text_config": {}, "rms_norm_eps": "1e-6"}))
+    assert "text_config" in one.message and "rms_norm_eps" in other.message
+    around = {"text_config": {}, "num_attention_heads": REMOVED}
+    assert said(changed(tmp_path / "z", around | OTHER)) == []
+    (one,) = said(changed(tmp_path / "w", {"text_config": {}} | OTHER))
+    assert one.severity == "warning"
+
+
+@pytest.mark.parametrize("value", [0, -1, -2048])
+def test_no_text_has_no_positions(value: int, tmp_path: Path) -> None:
+    """vLLM takes it for the longest text, and ends; SGLang refuses each text."""
+    (one,) = said(changed(tmp_path / "x", {"max_position_embeddings": value}))
+    assert one.severity == "error" and one.message.endswith("from 1: put back the model's own")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"architectures": ["GraniteForCausalLM"], "model_type": "granite", "rope_theta": 0},
+        OTHER | {"rope_theta": 0},
+        OTHER | {"rope_theta": [10000.0, 0, 0, 10000.0]},
+        OTHER | {"rms_norm_eps": 0},
+        {"rope_scaling": {"rope_type": "default", "factor": 0}},
+        {"rms_norm_eps": 0.0},
+        {"max_position_embeddings": 1},
+    ],
+)
+def test_a_theta_of_0_may_mean_that_nothing_is_turned(
+    changes: dict[str, Any], tmp_path: Path
+) -> None:
+    """To vLLM's and SGLang's Granite; and other numbers at the ends of what makes sense."""
+    assert said(changed(tmp_path / "x", changes)) == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"rope_theta": -1.0}, {"rms_norm_eps": -1e-5}, {"max_position_embeddings": 0},
+     rope("linear", factor=-2.0), {"rope_local_base_freq": -1.0}],
+)  # fmt: skip
+def test_numbers_without_sense_of_a_class_that_is_not_known(
+    changes: dict[str, Any], tmp_path: Path
+) -> None:
+    (one,) = said(changed(tmp_path / "x", changes | OTHER))
+    assert one.severity == "warning"
+
+
+@pytest.mark.parametrize(
+    ("changes", "phrase"),
+    [
+        ({"hidden_size": 512}, "hidden_size 512, and no tensor is so wide"),
+        ({"vocab_size": 4096}, "vocab_size 4096, and no tensor is so long"),
+        ({"num_attention_heads": 7}, "num_attention_heads 7, by which the rows of no q_proj"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads 3, by which the rows of no k_proj"),
+    ],
+)
+def test_sizes_of_a_class_that_is_not_known(
+    changes: dict[str, Any], phrase: str, tmp_path: Path
+) -> None:
+    folder = changed(tmp_path / "x", changes | OTHER)
+    (one,) = [f for f in verify_artifact(folder).findings if f.check == "tensors"]
+    assert one.severity == "warning" and phrase in one.message and one.name in changes
+    folder = changed(tmp_path / "y", OTHER)
+    assert not [f for f in verify_artifact(folder).findings if f.check == "tensors"]
+
+
+def test_a_draft_without_an_embedding_has_no_vocabulary() -> None:
+    draft = {"model.layers.0.self_attn.q_proj.weight": (64, 64), "model.fc.bias": (64,)}
+    sizes = {"hidden_size": 64, "vocab_size": 1000, "num_attention_heads": 4}
+    assert not [*unlike_shapes(sizes, draft, "model.layers.")]
+    whole = draft | {"model.embed_tokens.weight": (900, 64)}
+    assert [key for key, _ in unlike_shapes(sizes, whole, "model.layers.")] == ["vocab_size"]
+    tower = {"tower.layers.0.self_attn.q_proj.weight": (48, 64)}
+    assert not [*unlike_shapes(sizes | {"num_attention_heads": 64}, draft | tower, "model.layers.")]
 
 
 def test_whole_numbers_are_no_models_dtype(tmp_path: Path) -> None:

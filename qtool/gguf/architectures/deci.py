@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from qtool.errors import SourceError
+from qtool.errors import SettingError
 from qtool.formats.gguf_values import Kind, Value, array, u32
 from qtool.gguf.architectures import keys, limits
 from qtool.gguf.architectures.keys import Key
@@ -45,8 +45,8 @@ def _described(config: Config) -> list[Mapping[str, Any]]:
         own = [one if isinstance(one, Mapping) else {} for one in given]
         parts = [one.get(part) for one in own for part in ("attention", "ffn")]
     if not all(isinstance(part, Mapping) for part in parts):
-        raise SourceError(
-            f"config.json: block_configs is not a list of {blocks} objects with attention and ffn"
+        raise SettingError(
+            "block_configs", f"is not a list of {blocks} objects with attention and ffn"
         )
     found: list[Mapping[str, Any]] = given or []
     return found

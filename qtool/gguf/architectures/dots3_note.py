@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from qtool.errors import SourceError
+from qtool.errors import SettingError
 from qtool.formats.gguf_values import Kind, Value, array, u32
 from qtool.gguf.architectures import limits, sparse_keys
 from qtool.gguf.architectures.indexed import INDEXER, INDEXER_COUNTS
@@ -46,7 +46,7 @@ def _settle(config: dict[str, Any]) -> dict[str, Any]:
         config["sliding_window"] = config["sliding_window_size"]
     own = config.get("per_layer_config") or {}
     if not isinstance(own, dict) or not all(isinstance(one, dict) for one in own.values()):
-        raise SourceError("config.json: per_layer_config is not an object of objects")
+        raise SettingError("per_layer_config", "is not an object of objects")
     found: dict[str, Any] = next(
         (one for b, one in own.items() if kinds[int(b) % blocks] == _WINDOW), {}
     )

@@ -10,7 +10,7 @@ from dataclasses import replace
 from statistics import NormalDist
 from typing import Any
 
-from qtool.errors import SourceError
+from qtool.errors import SettingError
 from qtool.formats.gguf_values import Kind, Value, array, f32
 from qtool.gguf.architectures import keys, limits
 from qtool.gguf.architectures.gemma4 import shares
@@ -84,7 +84,7 @@ def settle(config: dict[str, Any]) -> dict[str, Any]:
     inner = config.get("intermediate_size")
     if isinstance(inner, list):
         if len(inner) != blocks or not inner:
-            raise SourceError(f"config.json: intermediate_size is not a list of {blocks} numbers")
+            raise SettingError("intermediate_size", f"is not a list of {blocks} numbers")
         config |= {"intermediate_size": inner[0], "other widths": {*map(str, inner[1:])}}
     if config.get("activation_sparsity_pattern") is None:
         sparse = _SPARSE if blocks > _SPARSE else 0

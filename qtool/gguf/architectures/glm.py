@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from qtool.errors import SourceError
+from qtool.errors import SettingError
 from qtool.gguf.architectures import keys, limits, sparse_keys
 from qtool.gguf.architectures.modules import (
     BLOCK,
@@ -44,7 +44,7 @@ def _by_halves(module: Module, config: Config) -> Module:
     share = number(rope, "partial_rotary_factor") if given else 1.0
     half = int(share * head_width(config)) // 2
     if not 0 < 2 * half <= head_width(config):
-        raise SourceError(f"config.json: partial_rotary_factor is {share}, expected a share")
+        raise SettingError("partial_rotary_factor", f"is {share}, expected a share")
 
     def forward(rows: Rows, groups: int, total: int) -> Rows:
         k = rows % (total // groups)

@@ -6,7 +6,7 @@ and of the shared one, stay in one matrix.
 
 from typing import Any
 
-from qtool.errors import SourceError
+from qtool.errors import SettingError
 from qtool.formats.gguf_values import Kind, Value, array
 from qtool.gguf.architectures import keys, limits
 from qtool.gguf.architectures.dense import LLAMA
@@ -57,7 +57,7 @@ def _settled(config: dict[str, Any]) -> dict[str, Any]:
     if thetas is None:
         thetas = [rope["rope_theta"]] * blocks
     if not isinstance(thetas, list) or len(thetas) != blocks:
-        raise SourceError(f"config.json: layer_rope_theta is not a list of {blocks} numbers")
+        raise SettingError("layer_rope_theta", f"is not a list of {blocks} numbers")
     base = next((theta for theta in thetas if theta), rope["rope_theta"])
     own = {"full_attention": {**rope, "rope_theta": base}}
     return {**config, "layer_types": kinds, "layer_rope_theta": thetas, "rope_parameters": own}

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from qtool.errors import SourceError
+from qtool.errors import SettingError
 from qtool.formats.gguf_values import Value, f32, string, u32
 from qtool.gguf.architectures import keys, limits
 from qtool.gguf.architectures.keys import Key
@@ -65,7 +65,7 @@ def _in_all_blocks(config: Config, setting: str) -> int:
         return 1 if setting == "num_shared_expert" else count(config, "intermediate_size")
     if isinstance(given, list):
         if len(given) < count(config, "num_hidden_layers"):
-            raise SourceError(f"config.json: {setting} is a list of {len(given)} numbers")
+            raise SettingError(setting, f"is a list of {len(given)} numbers")
         return count({setting: given[0]}, setting)
     return count(config, setting)
 

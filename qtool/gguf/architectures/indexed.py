@@ -6,7 +6,7 @@ has chosen, and have no indexer then.
 
 from dataclasses import replace
 
-from qtool.errors import SourceError
+from qtool.errors import SettingError
 from qtool.formats.gguf_values import Kind, Value, array
 from qtool.gguf.architectures import limits, sparse_keys
 from qtool.gguf.architectures.keys import Key
@@ -48,9 +48,7 @@ def _kinds(config: Config) -> list[str]:
             return ["shared" if one else "full" for one in shared]
         given = [{"F": "full", "S": "shared"}.get(str(one), one) for one in pattern]
     if not isinstance(given, list) or len(given) != blocks or {*given} - {"full", "shared"}:
-        raise SourceError(
-            f"config.json: indexer_types is not a list of {blocks} words, each full or shared"
-        )
+        raise SettingError("indexer_types", f"is not a list of {blocks} words, each full or shared")
     return given
 
 

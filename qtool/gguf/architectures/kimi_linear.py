@@ -7,7 +7,7 @@ Released checkpoints name settings otherwise than the class of transformers; bot
 from dataclasses import replace
 from typing import Any
 
-from qtool.errors import SourceError
+from qtool.errors import SettingError
 from qtool.formats.gguf_values import Kind, Value, array
 from qtool.gguf.architectures import limits, sparse_keys
 from qtool.gguf.architectures.keys import BASE, VOCABULARY, Key
@@ -47,7 +47,7 @@ def flattened(config: dict[str, Any]) -> dict[str, Any]:
     """With the settings of delta nets, which released checkpoints have in an object."""
     nets = config.get("linear_attn_config") or {}
     if not isinstance(nets, dict):
-        raise SourceError("config.json: linear_attn_config is not an object")
+        raise SettingError("linear_attn_config", "is not an object")
     return config | {name: nets[older] for name, older in _NAMES_OF_NETS.items() if older in nets}
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from qtool.errors import SourceError
+from qtool.errors import SettingError, SourceError
 from qtool.gguf.from_hf.hf_config import (
     Config,
     count,
@@ -43,7 +43,7 @@ def listed(config: Config, name: str, length: int) -> None:
     """SourceError unless a setting is a list as long as this."""
     given = config.get(name)
     if not isinstance(given, list) or len(given) != length:
-        raise SourceError(f"config.json: {name} is {str(given)[:80]}, expected {length} numbers")
+        raise SettingError(name, f"is {str(given)[:80]}, expected {length} numbers")
 
 
 def tied(config: Config) -> str | None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from qtool.errors import SourceError
+from qtool.errors import SettingError
 from qtool.formats.gguf_values import boolean
 from qtool.gguf.architectures import limits, sparse_keys
 from qtool.gguf.architectures.dense import QWEN
@@ -43,7 +43,7 @@ def _settle(config: dict[str, Any]) -> dict[str, Any]:
     config[_ONE] = 1
     own = config.get("sparse_attention_config") or {}
     if not isinstance(own, dict):
-        raise SourceError("config.json: sparse_attention_config is not an object")
+        raise SettingError("sparse_attention_config", "is not an object")
     config |= {name: own[other] for name, other in _NAMES.items() if other in own}
     for name, given, (yes, no) in (
         ("layer_types", own.get("sparse_attention_freq"), (SPARSE, "full_attention")),

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from qtool.errors import SourceError
+from qtool.errors import SettingError
 from qtool.formats.gguf_values import Kind, Value, array
 from qtool.gguf.architectures.keys import Key
 from qtool.gguf.architectures.modules import Module
@@ -24,7 +24,7 @@ _OF_EXPERTS = ("moe_intermediate_size", "num_experts_per_tok")
 def _settle(config: dict[str, Any]) -> dict[str, Any]:
     given = config.get("block_configs")
     if not isinstance(given, list) or not all(isinstance(one, Mapping) for one in given):
-        raise SourceError("config.json: block_configs is no list of objects")
+        raise SettingError("block_configs", "is no list of objects")
     config = {key: value for key, value in config.items() if key != "hybrid_override_pattern"}
     config |= {
         "num_hidden_layers": len(given),

@@ -3,7 +3,7 @@
 Of a text alone all three count the same positions.
 """
 
-from qtool.errors import SourceError
+from qtool.errors import SettingError
 from qtool.formats.gguf_values import Kind, Value, array
 from qtool.gguf.architectures.keys import Key
 from qtool.gguf.from_hf.hf_config import Config
@@ -16,9 +16,10 @@ def sections_of(config: Config, usual: list[int]) -> list[int]:
     given = config["rope_parameters"]["full_attention"].get("mrope_section") or usual
     whole = isinstance(given, list) and all(type(n) is int and 0 <= n < 1 << 31 for n in given)
     if not given or not whole or len(given) > _SECTIONS:
-        raise SourceError(
-            f"config.json: mrope_section is {str(given)[:80]}, expected the numbers of pairs "
-            "of elements that are rotated by time, height and width"
+        raise SettingError(
+            "mrope_section",
+            f"is {str(given)[:80]}, expected the numbers of pairs of elements that are rotated by "
+            "time, height and width",
         )
     return [*given, *[0] * (_SECTIONS - len(given))]
 

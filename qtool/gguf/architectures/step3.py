@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from qtool.errors import SourceError
+from qtool.errors import SettingError
 from qtool.formats.gguf_values import Kind, Value, array, boolean, u32
 from qtool.gguf.architectures import limits, sparse_keys
 from qtool.gguf.architectures.keys import HEAD, MOE, WINDOW, Key
@@ -80,7 +80,7 @@ def _of_windows(config: Config) -> Config:
     """Settings of blocks with a window, {} where they are like the others."""
     given = config.get("attention_other_setting") or {}
     if not isinstance(given, dict):
-        raise SourceError(f"config.json: attention_other_setting is {in_json(given)}, no table")
+        raise SettingError("attention_other_setting", f"is {in_json(given)}, no table")
     return given
 
 
@@ -95,9 +95,7 @@ def _by_kind(config: dict[str, Any], kinds: list[str]) -> None:
         for name, given in (("rope_theta", bases), ("partial_rotary_factor", shares)):
             if isinstance(given, list) and first is not None:
                 if len(given) <= first:
-                    raise SourceError(
-                        f"config.json: {name} has {len(given)} numbers, not one a block"
-                    )
+                    raise SettingError(name, f"has {len(given)} numbers, not one a block")
                 rope[kind][name] = given[first]
     rope[_WINDOW].setdefault("rope_theta", rope["full_attention"]["rope_theta"])
     # Those of blocks with a window, which are not slowed, are of a whole head.

@@ -8,7 +8,7 @@ configuration classes of transformers 5.
 from collections.abc import Mapping
 from typing import Any
 
-from qtool.errors import SourceError
+from qtool.errors import SettingError
 from qtool.printable import in_json
 
 Config = Mapping[str, Any]
@@ -104,10 +104,10 @@ def _rope(config: Config, defaults: Config) -> dict[str, dict[str, Any]]:
     said = config.get("rope_scaling") or config.get("rope_parameters")
     given = said or defaults.get("rope_parameters") or {}
     if not isinstance(given, Mapping):
-        raise SourceError(f"config.json: rope_parameters is {in_json(given)}, expected an object")
+        raise SettingError("rope_parameters", f"is {in_json(given)}, expected an object")
     by_kind = {k: v for k, v in given.items() if k.endswith("_attention") and v is not None}
     if any(not isinstance(v, Mapping) for v in by_kind.values()):
-        raise SourceError("config.json: rope_parameters of a layer type is not an object")
+        raise SettingError("rope_parameters", "of a layer type is not an object")
     full = dict(next((by_kind[k] for k in _FULL if k in by_kind), {} if by_kind else given))
     found = {"full_attention": _filled(full, config, defaults)}
     local = by_kind.get("sliding_attention")
@@ -138,14 +138,14 @@ def _filled(rope: dict[str, Any], config: Config, defaults: Config) -> dict[str,
 
 def _said(config: Config, name: str) -> str:
     said = in_json(config[name]) if name in config else "not there"
-    return f"config.json: {name} is {said}"
+    return f"is {said}"
 
 
 def count(config: Config, name: str) -> int:
     """A setting that counts something, at least one; SourceError for anything else."""
     value = config.get(name)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 1 << 31:
-        raise SourceError(f"{_said(config, name)}, expected a positive whole number")
+        raise SettingError(name, f"{_said(config, name)}, expected a positive whole number")
     return value
 
 
@@ -153,7 +153,7 @@ def number(config: Config, name: str) -> float:
     """A setting that is a number; SourceError for anything else."""
     value = config.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e30:
-        raise SourceError(f"{_said(config, name)}, expected a number")
+        raise SettingError(name, f"{_said(config, name)}, expected a number")
     return float(value)
 
 
@@ -163,7 +163,7 @@ def whole_numbers(config: Config, name: str) -> list[int]:
     if given is None:
         return []
     if not isinstance(given, list) or not all(type(one) in (int, bool) for one in given):
-        raise SourceError(f"{_said(config, name)}, expected a list of whole numbers")
+        raise SettingError(name, f"{_said(config, name)}, expected a list of whole numbers")
     return [int(one) for one in given]
 
 
@@ -177,7 +177,7 @@ def layer_types(config: Config) -> list[str]:
         period = count(config, "sliding_window_pattern")
         return [f"{'sliding' if (i + 1) % period else 'full'}_attention" for i in range(blocks)]
     if not isinstance(given, list) or len(given) != blocks:
-        raise SourceError(f"config.json: layer_types is not a list of {blocks} names")
+        raise SettingError("layer_types", f"is not a list of {blocks} names")
     return [str(kind) for kind in given]
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qtool.errors import SourceError
+from qtool.errors import SettingError, SourceError
 from qtool.gguf.from_hf.hf_config import Config, count, head_width, number, of_block
 
 NOT_ROTATED = 1e30  # as a divisor
@@ -93,9 +93,9 @@ def _listed(rope: Mapping[str, Any], name: str, expected: int) -> NDArray[np.flo
     listed = rope.get(name)
     if not isinstance(listed, list) or len(listed) != expected:
         found = f"{len(listed)} numbers" if isinstance(listed, list) else repr(listed)
-        raise SourceError(f"config.json: {name} is {found}, expected {expected} numbers")
+        raise SettingError(name, f"is {found}, expected {expected} numbers")
     if any(isinstance(x, bool) or not isinstance(x, int | float) for x in listed):
-        raise SourceError(f"config.json: {name} holds something that is no number")
+        raise SettingError(name, "holds something that is no number")
     return np.array(listed, np.float32)
 
 

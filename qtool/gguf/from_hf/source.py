@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from qtool.checkpoints import padding, structure
 from qtool.checkpoints.checkpoint import Checkpoint
+from qtool.checkpoints.decoder_names import SAVE_WITH_HEAD
 from qtool.errors import FormatError, SourceError, UnsupportedError
 from qtool.formats.gguf_values import Value, string, u32
 from qtool.gguf.architectures import Architecture, architecture_of
@@ -194,10 +195,7 @@ def _tensors(architecture: Architecture, found: Found) -> list[SourceTensor]:
             bare = lacking.partition(".")[2]
             way = "fetch it again, or check config.json"
             if bare in found.names:
-                way = (
-                    f"it has {bare}, as of a class without a head: save it once with "
-                    "AutoModelForCausalLM.from_pretrained(MODEL).save_pretrained(OUT)"
-                )
+                way = f"it has {bare}, as of a class without a head: {SAVE_WITH_HEAD}"
             raise FormatError(
                 f"{path}: lacks {lacking}, which llama.cpp's {architecture.name} needs; {way}"
             )

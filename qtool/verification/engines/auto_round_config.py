@@ -22,6 +22,7 @@ from qtool.formats.auto_round import NAME, left_dense
 from qtool.verification.engines.split import GROUP_SIZES
 from qtool.verification.engines.view import EngineView, Layer, alike
 from qtool.verification.finding import Finding
+from qtool.verification.skip_lists import setting
 
 _PACKINGS = ("auto_round:auto_gptq", "auto_round:auto_awq")
 _BACKENDS = ("auto", "gptq", "gptq:marlin", "awq", "awq:marlin", "marlin")
@@ -129,4 +130,5 @@ def skip_findings(view: EngineView, engine: str, who: str) -> Iterator[Finding]:
         )
 
     layers = [layer for layer in view.layers if layer.role != "router"]
-    yield from alike("error", "engine-skip-list", layers, wrong, "{}")
+    lists = frozenset({setting("extra_config")})
+    yield from alike("error", "engine-skip-list", layers, wrong, "{}", lists)

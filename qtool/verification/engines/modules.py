@@ -8,10 +8,15 @@ Source: transformers 5.24 (quantizers_utils.should_convert_module), compressed-t
 (quantization/lifecycle/apply, utils/match).
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+import json
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.checkpoints.fused_names import fused_tensors, layer_of
 from qtool.checkpoints.layer_names import is_head
 from qtool.errors import QtoolError, SourceError
@@ -19,12 +24,15 @@ from qtool.formats.bitsandbytes import skips
 from qtool.formats.compressed_tensors_config import named
 from qtool.formats.facts import names_of
 from qtool.formats.patterns import any_of
+from qtool.gguf.from_hf.hf_config import TEXT_CONFIGS
 from qtool.streaming.weights import Weights
+from qtool.verification.classes import COUNTS
 from qtool.verification.engines.local import EXPERTS, instead_for_experts
-from qtool.verification.engines.targets import group_of, weight_arguments
+from qtool.verification.engines.targets import group_of, named_in_targets, weight_arguments
 from qtool.verification.engines.view import EngineView, Stored
 from qtool.verification.engines.view import some as shown
-from qtool.verification.finding import Finding
+from qtool.verification.finding import About, Finding, of_setting
+from qtool.verification.skip_lists import GROUPS, setting
 
 CHECK = "engine-skip-list"
 BUILT, CONFIG = "engine-class", "config.json"
@@ -79,16 +87,48 @@ def class_modules(checkpoint: Weights, view: EngineView) -> ClassModules | None:
     )  # fmt: skip
 
 
-def build_findings(checkpoint: Weights) -> Iterator[Finding]:
-    """Why transformers cannot build what config.json describes, of a type that it knows."""
+def build_findings(checkpoint: Checkpoint, wrong: frozenset[str]) -> Iterator[Finding]:
+    """Why transformers cannot build what config.json describes, of a type that it knows.
+
+    wrong: settings of which it is said already. Where it is built without them, or with values of
+    its class in their place, they are why; in place of a count these may go with no other one.
+    """
+    reason = _refused(checkpoint)
+    if reason is not None and wrong:
+        first, reason = reason, _refused_without(checkpoint, wrong)
+        if reason != first and not wrong.isdisjoint(COUNTS):
+            return
+    if reason is not None:
+        yield Finding("error", BUILT, CONFIG, reason)
+
+
+def _refused(checkpoint: Checkpoint) -> str | None:
     try:
         from qtool.streaming.meta_model import meta_model
 
         meta_model(checkpoint)
     except SourceError as problem:
-        yield Finding("error", BUILT, CONFIG, str(problem))
+        return str(problem)
     except (ImportError, QtoolError):
         pass  # it has no such class, or not without a library that is not there
+    return None
+
+
+def _refused_without(checkpoint: Checkpoint, wrong: frozenset[str]) -> str | None:
+    """The same of a config.json that does not say these settings."""
+    config = _without(checkpoint.config, {key.partition(".")[0] for key in wrong})
+    with TemporaryDirectory(prefix="qtool-") as folder:
+        (Path(folder) / CONFIG).write_text(json.dumps(config))
+        reason = _refused(replace(checkpoint, path=Path(folder), config=config))
+        return None if reason is None else reason.replace(folder, str(checkpoint.folder))
+
+
+def _without(config: Mapping[str, Any], keys: Collection[str]) -> dict[str, Any]:
+    return {
+        key: _without(value, keys) if key in TEXT_CONFIGS and isinstance(value, Mapping) else value
+        for key, value in config.items()
+        if key not in keys
+    }
 
 
 def _for(method: str, model: Any) -> Any:
@@ -122,7 +162,8 @@ def module_findings(view: EngineView, there: ClassModules) -> Iterator[Finding]:
         return
     quantized = {layer.module: layer.stored for layer in view.quantized}
     where, skipped = _list_of(view, there)
-    looked_for, passed_over, otherwise = [], [], []
+    looked_for, otherwise = [], []
+    passed_over: dict[str, list[str]] = defaultdict(list)  # by the key that leaves them out
     for module, name in there.names.items():
         if name not in there.linear or (leaves := skipped(name)) is None:
             continue
@@ -130,7 +171,7 @@ def module_findings(view: EngineView, there: ClassModules) -> Iterator[Finding]:
         if stored is None:
             looked_for += [] if leaves else [module]
         elif leaves:
-            passed_over.append(module)
+            passed_over[_key_for(view, where, name)].append(module)
         elif _unlike(view, name, stored):
             otherwise.append(module)
     # One that is tied has no tensor, and is a layer all the same.
@@ -145,6 +186,7 @@ def module_findings(view: EngineView, there: ClassModules) -> Iterator[Finding]:
             f"{'it' if len(looked_for) == 1 else 'them'}{called}, so that transformers looks for "
             "codes, and makes up the weights or does not load the model; add "
             + ("that name" if len(looked_for) == 1 else "such names, or an expression for all"),
+            About(frozenset({setting(where)}), frozenset(looked_for)),
         )  # fmt: skip
     if otherwise:
         first = there.names[otherwise[0]]
@@ -153,26 +195,32 @@ def module_findings(view: EngineView, there: ClassModules) -> Iterator[Finding]:
             f"{shown(otherwise)} {_are(otherwise)} stored otherwise than the targets say of "
             f"{first}, as transformers calls it, which refuses that; add that name to the targets "
             "of its group",
+            of_setting(setting(GROUPS)),
         )  # fmt: skip
-    if passed_over:
-        first = there.names[passed_over[0]]
-        how, advice = _left_out(view, where, first)
+    for key, modules in passed_over.items():
+        how, advice = _left_out(view, key, there.names[modules[0]])
         yield Finding(
-            "error", CHECK, passed_over[0],
-            f"{shown(passed_over)} {_are(passed_over)} quantized, and {how}, as transformers "
-            f"calls it, so that it finds no weight; {advice}",
+            "error", CHECK, modules[0],
+            f"{shown(modules)} {_are(modules)} quantized, and {how}, as transformers calls it, so "
+            f"that it finds no weight; {advice}",
+            About(frozenset({setting(key)}), frozenset(modules)),
         )  # fmt: skip
 
 
-def _left_out(view: EngineView, where: str, name: str) -> tuple[str, str]:
-    """What leaves out a quantized layer of the class, and what to do."""
+def _key_for(view: EngineView, where: str, name: str) -> str:
+    """What leaves out a quantized layer of the class: the list, or targets that do not name it."""
     listed = names_of(view.quantization.get(where))
     ignored = any_of(entry == "Linear" or named(entry, name) for entry in listed)
-    if view.format == "compressed-tensors" and not ignored:
+    return GROUPS if view.format == "compressed-tensors" and not ignored else where
+
+
+def _left_out(view: EngineView, key: str, name: str) -> tuple[str, str]:
+    """The same in words, and what to do."""
+    if key == GROUPS:
         return f"no target names {name}", "add that name to the targets of its group"
-    if name in listed:
-        return f"{where} leaves out {name}", "take it off the list"
-    return f"{where} leaves out {name}", "write whole names, or an expression that ends with $"
+    if name in names_of(view.quantization.get(key)):
+        return f"{key} leaves out {name}", "take it off the list"
+    return f"{key} leaves out {name}", "write whole names, or an expression that ends with $"
 
 
 def _are(names: list[str]) -> str:
@@ -201,7 +249,9 @@ def _list_of(view: EngineView, there: ClassModules) -> tuple[str, Callable[[str]
 
         def out(name: str) -> bool | None:
             left = any_of(entry == "Linear" or named(entry, name) for entry in ignored)
-            return True if left is False and group_of(table, name) is None else left
+            if left is False and group_of(table, name) is None:
+                return None if named_in_targets(table, name) is None else True
+            return left
 
         return "ignore", out
     listed = table.get("llm_int8_skip_modules")

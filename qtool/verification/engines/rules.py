@@ -16,14 +16,14 @@ they were read in, are in the modules imported here.
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from qtool.artifacts.artifact import Artifact
 from qtool.engine_commands import order
 from qtool.errors import UsageError
 from qtool.gguf.source import GgufSource
 from qtool.gguf_types import BlockType
-from qtool.verification import classes, model_settings, skip_lists
+from qtool.verification import classes
 from qtool.verification.config import said_inside
 from qtool.verification.engines.dense import dense_findings
 from qtool.verification.engines.head import head_findings
@@ -36,15 +36,12 @@ from qtool.verification.engines.local import (
 )
 from qtool.verification.engines.mlx import mlx_findings
 from qtool.verification.engines.modules import (
-    BUILT,
     COMPARED,
-    CONFIG,
     ClassModules,
     build_findings,
     class_modules,
     module_findings,
 )
-from qtool.verification.engines.skips import CHECK as SKIPPED
 from qtool.verification.engines.skips import fused_findings, skip_findings, tower_findings
 from qtool.verification.engines.split import split_findings
 from qtool.verification.engines.turns import CHECK as ROTATION
@@ -72,10 +69,13 @@ CACHE = "engine-kv-cache"
 _OF_WEIGHTS = r"\.(weight|input|output|bias)_?(global_)?(scale|zero)"
 
 
-def engine_findings(artifact: Artifact | GgufSource, engine: str, tp: int) -> list[Finding]:
+def engine_findings(
+    artifact: Artifact | GgufSource, engine: str, tp: int, wrong: frozenset[str] = frozenset()
+) -> list[Finding]:
     """All that `engine` on `tp` GPUs has to say of an artifact; UsageError for another name.
 
-    Parts of fused layers are left to the check `fused`, which asks no engine.
+    Parts of fused layers are left to the check `fused`, which asks no engine. wrong: settings of
+    which is said already that they make no sense.
     """
     if isinstance(artifact, GgufSource):
         types = {tensor.name: tensor.type for tensor in artifact.tensors}
@@ -94,30 +94,11 @@ def engine_findings(artifact: Artifact | GgufSource, engine: str, tp: int) -> li
             found.append(_beside())
         found += classes.refused_by_transformers(artifact.checkpoint.config)
         if modules is None:
-            found += build_findings(artifact.checkpoint)
+            found += build_findings(artifact.checkpoint, wrong)
         if (name := unnamed(artifact.checkpoint.path)) is not None:
             words = f"transformers will not find {name}: call it {SINGLE}"
             found.append(Finding("error", "engine-files", name, words))
     return [finding for finding in found if finding.check != "engine-fused"]
-
-
-def told_once(said: Sequence[Finding], found: Sequence[Finding]) -> list[Finding]:
-    """What was said without asking an engine, and what one has to say: of a setting, not also that
-    no class can be built with it; of a layer that a list leaves out or does not, only what the
-    engine makes of the list; of what is no list, nothing more."""
-    wrong = [one for one in said if one.severity == "error"]
-    settings = any(one.check in (classes.CHECK, model_settings.CHECK) for one in wrong)
-    listed = {one.name for one in wrong if one.check == skip_lists.CHECK}
-    no_lists = any(name.split(".")[0] in skip_lists.KEYS for name in listed)
-    passed = {SKIPPED, "engine-targets"} if no_lists else set()
-    new = [
-        one
-        for one in found
-        if one.check not in passed and not (settings and (one.check, one.name) == (BUILT, CONFIG))
-    ]
-    layers = {one.name for one in new if (one.severity, one.check) == ("error", SKIPPED)}
-    old = [one for one in said if one.check != skip_lists.CHECK or one.name not in layers]
-    return [*old, *new]
 
 
 def _beside() -> Finding:

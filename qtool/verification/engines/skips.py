@@ -35,9 +35,10 @@ from qtool.formats.facts import names_of
 from qtool.formats.gptq_dynamic import entry_for, negative
 from qtool.formats.patterns import any_of
 from qtool.verification.engines import auto_round_config
-from qtool.verification.engines.targets import group_of
+from qtool.verification.engines.targets import group_of, named_in_targets
 from qtool.verification.engines.view import EngineView, Layer, alike, fused_layers, some
-from qtool.verification.finding import Finding, Severity
+from qtool.verification.finding import About, Finding, Severity, of_setting
+from qtool.verification.skip_lists import GROUPS, setting
 
 CHECK = "engine-skip-list"
 _UNKNOWN = "?"
@@ -72,14 +73,15 @@ def skip_findings(view: EngineView, engine: str, who: str) -> Iterator[Finding]:
             f"{_list_of(view)} does not name {what}, so that {who} looks for codes; add that name"
         )
 
-    yield from alike("error", CHECK, view.layers, wrongly_named, "{} is quantized")
+    lists = _lists(view)
+    yield from alike("error", CHECK, view.layers, wrongly_named, "{} is quantized", lists)
     others = [layer for layer in view.layers if layer.role != "router"]
-    yield from alike("error", CHECK, others, not_named, "{} is not quantized")
+    yield from alike("error", CHECK, others, not_named, "{} is not quantized", lists)
     # Most model classes give their routers no quantization at all; whoever made a list and means
     # a class that does forgot them.
     if _names(view.quantization) or view.format == "compressed-tensors":
         routers = [layer for layer in view.layers if layer.role == "router"]
-        yield from alike("warning", CHECK, routers, not_named, "{} is not quantized")
+        yield from alike("warning", CHECK, routers, not_named, "{} is not quantized", lists)
 
 
 def tower_findings(view: EngineView, engine: str, who: str) -> Iterator[Finding]:
@@ -100,6 +102,7 @@ def tower_findings(view: EngineView, engine: str, who: str) -> Iterator[Finding]
             f"{_list_of(view)} does not name {them}: where {who} builds {them} with quantization, "
             "as many of its classes do, it looks for codes that are not there; add "
             + ("that name" if len(missed) == 1 else "such names"),
+            About(_lists(view)),
         )  # fmt: skip
 
 
@@ -116,6 +119,8 @@ def fused_findings(view: EngineView, who: str) -> Iterator[Finding]:
         if first.expert or fused == first.module or any_of(means):
             continue
         group = group_of(view.quantization, fused)
+        if group is None and named_in_targets(view.quantization, fused) is None:
+            continue
         if all(part.stored is None for part in parts):
             missed += [] if group is None else [fused]
         elif first.stored is not None and group is None:
@@ -137,7 +142,8 @@ def fused_findings(view: EngineView, who: str) -> Iterator[Finding]:
     for severity, check, names, by, so in cases:
         if names:
             said = f"{who} asks for {some(names)}, of which {by} parts alone{so}"
-            yield Finding(severity, check, names[0], said)
+            about = of_setting(setting("ignore" if check == CHECK else GROUPS))
+            yield Finding(severity, check, names[0], said, about)
 
 
 def _means(entry: str, name: str, engine: str) -> bool | None:
@@ -170,6 +176,14 @@ def _list_of(view: EngineView) -> str:
     return {"gptq": "dynamic", "compressed-tensors": "ignore"}.get(
         view.format, "modules_to_not_convert"
     )
+
+
+def _lists(view: EngineView) -> frozenset[str]:
+    """The settings that decide what is left unquantized."""
+    of_any = ("modules_to_not_convert", "ignored_layers")
+    there = [key for key in of_any if view.quantization.get(key) is not None]
+    keys = there if _list_of(view) in of_any and there else [_list_of(view)]
+    return frozenset(map(setting, keys))
 
 
 def _names(quantization: Mapping[str, Any]) -> tuple[str, ...]:

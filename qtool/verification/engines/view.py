@@ -33,7 +33,7 @@ from qtool.formats.safetensors_header import TensorInfo
 from qtool.planning.planned import Planned
 from qtool.scheme import Dropped, Scheme
 from qtool.verification.engines.targets import weight_arguments
-from qtool.verification.finding import Finding, Severity
+from qtool.verification.finding import About, Finding, Severity
 from qtool.verification.subject import subject_of
 
 # Linear layers whose input is split between ranks; the output of all others is.
@@ -288,10 +288,12 @@ def alike(
     layers: Iterable[Layer],
     why: Callable[[Layer], str | None],
     opening: str,
+    lists: frozenset[str] | None = None,
 ) -> Iterator[Finding]:
     """A finding for each reason that `why` gives, with the layers that it is given for.
 
-    opening: the sentence up to the reason, with {} for the layers.
+    opening: the sentence up to the reason, with {} for the layers. lists: the settings that decide
+    about them, where it is told what lists say.
     """
     reasons: dict[str, list[Layer]] = defaultdict(list)
     for layer in layers:
@@ -300,7 +302,9 @@ def alike(
     for reason, same in reasons.items():
         first = same[0].module
         more = f" and {len(same) - 1} more" if len(same) > 1 else ""
-        yield Finding(severity, check, first, f"{opening.format(first + more)}: {reason}")
+        modules = frozenset(layer.module for layer in same)
+        about = About() if lists is None else About(lists, modules)
+        yield Finding(severity, check, first, f"{opening.format(first + more)}: {reason}", about)
 
 
 def some(names: Sequence[str]) -> str:
