@@ -36,6 +36,8 @@ TURNED_COPIES, TURNED_BYTES = 1.5, 110_000_000
 # states alone, or of these and of what queries, keys and values are, whichever is more.
 KEPT_OF_HIDDEN, KEPT_OF_WIDEST = 26.0, 7.0
 KEPT_OF_ATTENTION, KEPT_BEFORE_ATTENTION, KEPT_OF_ATTENDING = 28.0, 9.0, 6.0
+# The same of one whose parameters have no slopes, beside those of what its matrices give.
+BACK_OF_HIDDEN, BACK_OF_WIDEST = 16.0, 5.0
 # How much more hidden states take, with what goes beside them, where tokens are guided, states of
 # the original model are followed or a block is tuned.
 TUNED_STATES = 1.25
@@ -205,13 +207,13 @@ def _in_block(shapes: Shapes, block: Block, setting: Setting) -> list[Peak]:
     if shapes.fed_back:
         rows = 4 * sum(out**2 for out in block.made)
         shared = shapes.hidden**2 if block.given else 0  # of all experts
-        kept = KEPT_OF_HIDDEN * shapes.passed + KEPT_OF_WIDEST * block.widest
+        kept = BACK_OF_HIDDEN * shapes.passed + BACK_OF_WIDEST * block.widest
         kept += 2 * sum(block.made) + 3 * block.given  # slopes, and as they count
         back = block.nbytes + matrices + rows + batches * int(4 * shapes.batch * kept)
         back += (4 + SOLVE_BYTES) * shared
         backs = [Peak(back, "slopes by what matrices of a block give")]
         # Each thread has one matrix as it is to be rounded, and one that is being factored.
-        jobs += rows + 4 * shared + sum(SOLVE_BYTES * out**2 for out in block.made[:threads])
+        jobs += rows + 4 * shared + sum(map(_solving, block.made[:threads]))
         jobs += threads * FED_BACK_BYTES * block.fed
     tuning = []
     if shapes.tunes:
@@ -253,8 +255,12 @@ def _job(shapes: Shapes, one: Input) -> int:
     each = LIGHT_BYTES_PER_WEIGHT if shapes.light else ROUNDING_BYTES_PER_WEIGHT
     if not shapes.solves:
         return each * one.largest
-    solve = SOLVE_BYTES * one.width**2 if one.width <= WHOLE else 0
-    return max(solve, FACTOR_BYTES * one.width**2 + each * one.largest)
+    return max(_solving(one.width), FACTOR_BYTES * one.width**2 + each * one.largest)
+
+
+def _solving(width: int) -> int:
+    """Bytes that it takes to factor a matrix [width, width], beside its own."""
+    return (SOLVE_BYTES if width <= WHOLE else FACTOR_BYTES) * width**2
 
 
 def _together(shapes: Shapes, block: Block, setting: Setting) -> list[Input]:

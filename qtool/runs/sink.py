@@ -33,6 +33,7 @@ from qtool.planning.planned import Planned
 from qtool.record import FILE_NAME
 from qtool.runs.staging import clear_beside
 from qtool.scheme import Dense, GroupQuant, Scheme
+from qtool.streaming.weights import is_view
 
 _READ_AT_ONCE = 1 << 22  # bytes
 
@@ -96,6 +97,9 @@ class Sink:
         width = size // max(1, math.prod(planned.shape))
         whole = size <= _READ_AT_ONCE
         step = max(1, size) if whole else _READ_AT_ONCE
+        if not whole and is_view(self.checkpoint):  # which makes whole rows
+            row = size // planned.shape[0]
+            step = max(1, step // row) * row
         for start in range(0, size, step):
             stop = min(size, start + step)
             raw = self.checkpoint.raw(name) if whole else self.checkpoint.stretch(name, start, stop)

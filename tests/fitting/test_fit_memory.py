@@ -84,7 +84,7 @@ def test_too_little_is_said_at_once(
     assert least is not None
     monkeypatch.undo()
     assert call(*asked, "--max-ram", least[1]).status == 0
-    with pytest.raises(UnsupportedError, match="--max-ram: 100MiB is too little"):
+    with pytest.raises(UnsupportedError, match="max_ram: 100MiB is too little"):
         api.fit(tiny, tmp_path / "b.yaml", "q4_k_m", bits=5, max_ram="100MiB")
     wrong = call(*asked[:-1], tmp_path / "b.yaml", "--max-ram", "much")
     assert wrong.status == 2 and "no size" in wrong.err
