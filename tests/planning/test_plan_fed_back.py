@@ -91,7 +91,7 @@ def test_experts(inner: int, tmp_path: Path) -> None:
     ]
     own = 4 * HIDDEN**2 + estimate.FED_BACK_BYTES * HIDDEN * inner
     assert parts[1][rounding] - parts[0][rounding] == own
-    kept = estimate.KEPT_OF_HIDDEN * HIDDEN + estimate.KEPT_OF_WIDEST * block.widest
+    kept = estimate.BACK_OF_HIDDEN * HIDDEN + estimate.BACK_OF_WIDEST * block.widest
     back = parts[1]["slopes by what matrices of a block give"]
     grams = 4 * sum(one.width**2 for one in estimate._together(more, block, Setting(1)))
     assert back == block.nbytes + grams + 16 * HIDDEN**2 + int(
