@@ -16,7 +16,7 @@ from qtool.planning.duration import REPORTED_ROWS
 from qtool.planning.shapes import ROWS_AT_ONCE, Block, Input, Setting, Shapes, gram_sum_bytes
 
 # Resident bytes of the process before any tensor is read.
-PLAIN_PROCESS_BYTES = 55_000_000
+PLAIN_PROCESS_BYTES = 67_000_000
 ROUNDING_PROCESS_BYTES = 75_000_000
 TORCH_PROCESS_BYTES = 461_000_000
 PROVING_PROCESS_BYTES = 415_000_000  # torch and transformers, but no calibration text
