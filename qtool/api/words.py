@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
 import re
 from collections.abc import Callable, Mapping
 from typing import ParamSpec, TypeVar
@@ -69,12 +70,17 @@ def told(text: str, arguments: Mapping[str, bool]) -> str:
             return f"{name}=True{after}"
         if value is None:
             return name
-        bare = value.strip("'\"")
+        bare = value[1:-1] if value[0] in "'\"" else value
         if name == "changes":
-            return f'changes=["{bare}"]' if "=" in bare else f"changes: {bare}"
+            return (
+                f"changes=[{json.dumps(bare, ensure_ascii=False)}]"
+                if "=" in bare
+                else f"changes: {bare}"
+            )
         return f"{name}={bare}" if _BARE.fullmatch(value) else f'{name}="{bare}"'
 
     parts = _COMMANDS.split(text)
     for place in range(0, len(parts), 2):
-        parts[place] = _COMMAND.sub(r"\1 call", _OPTION.sub(option, parts[place]))
+        said = _COMMAND.sub(r"\1 call", _OPTION.sub(option, parts[place]))
+        parts[place] = said.replace('"] changes=["', '", "')
     return "".join(parts)

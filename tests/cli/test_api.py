@@ -203,6 +203,8 @@ def test_what_cannot_be_asked(tmp_path: Path) -> None:
         ("--device tpu: expected auto, cpu or cuda", 'device="tpu": expected auto, cpu or cuda'),
         ("-o f.txt: a recipe's file", "out=\"f.txt\": a recipe's file"),
         ("take `--set gptq.act_order=false`", 'take `changes=["gptq.act_order=false"]`'),
+        ("with --set a.b=1 --set 'c.d=x y' goes", 'with changes=["a.b=1", "c.d=x y"] goes'),
+        ("with --set 'a.b=\"é\"' goes", 'with changes=["a.b=\\"é\\""] goes'),
         ("--set a: expected key=value", "changes: a: expected key=value"),
         ("this command with --samples 4 --calibration '/a b.txt' goes on with it",
          'this call with samples=4 calibration="/a b.txt" goes on with it'),
