@@ -28,11 +28,14 @@ class SourceError(QtoolError):
 
 
 class SettingError(SourceError):
-    """A setting of config.json makes no sense. what: how its sentence goes on after its name."""
+    """A setting of config.json makes no sense. what: how its sentence goes on after its name.
 
-    def __init__(self, setting: str, what: str) -> None:
-        super().__init__(f"config.json: {setting} {what}")
-        self.setting = setting
+    Like every other it is made of a whole sentence too, where one is told anew with a path in it.
+    """
+
+    def __init__(self, setting: str, what: str | None = None) -> None:
+        super().__init__(setting if what is None else f"config.json: {setting} {what}")
+        self.setting = None if what is None else setting
 
 
 class FormatError(QtoolError):

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
 import re
 from collections.abc import Callable, Mapping
 from typing import ParamSpec, TypeVar
@@ -25,14 +26,15 @@ Given = ParamSpec("Given")
 Made = TypeVar("Made")
 
 _NAMES = {"o": "out", "set": "changes"}
-_COMMANDS = re.compile(r"(`qtool [^`]*`)")
+_COMMANDS = re.compile(r"(`qtool [^`]*`|\(qtool [^)]*\))")
 # A value: quoted, or with a digit, a dot or a slash in it, or with nothing after it.
 _OPTION = re.compile(
     r"(?<![^\s(`'\"])--?(?P<name>[a-z][a-z-]*)"
-    r"(?: (?P<value>'[^']*'|\"[^\"]*\"|[^\s`'\",;:)]*[\d./=][^\s`'\",;:)]*(?<!\.)"
+    r"(?: (?!\()(?P<value>'[^']*'|\"[^\"]*\"|[^\s`'\",;:)]*[\d./=][^\s`'\",;:)]*(?<!\.)"
     r"|[\w-]+(?=[:;,)`]|$)))?(?![\w-])"
 )
 _COMMAND = re.compile(r"\b(this|that|same|another|its) command\b")
+_GOES_ON = ("out", "takes")  # words of a sentence, where no value of an option stands
 _BARE = re.compile(r"-?\d+(\.\d+)?|[A-Z_]+")  # no text: a number, or what stands for one
 
 
@@ -67,14 +69,19 @@ def told(text: str, arguments: Mapping[str, bool]) -> str:
         after = "" if value is None else f" {value}"
         if arguments[name]:
             return f"{name}=True{after}"
-        if value is None:
-            return name
-        bare = value.strip("'\"")
+        if value is None or (found[0].startswith("--") and value in _GOES_ON):
+            return f"{name}{after}"
+        bare = value[1:-1] if value[0] in "'\"" else value
         if name == "changes":
-            return f'changes=["{bare}"]' if "=" in bare else f"changes: {bare}"
+            return (
+                f"changes=[{json.dumps(bare, ensure_ascii=False)}]"
+                if "=" in bare
+                else f"changes: {bare}"
+            )
         return f"{name}={bare}" if _BARE.fullmatch(value) else f'{name}="{bare}"'
 
     parts = _COMMANDS.split(text)
     for place in range(0, len(parts), 2):
-        parts[place] = _COMMAND.sub(r"\1 call", _OPTION.sub(option, parts[place]))
+        said = _COMMAND.sub(r"\1 call", _OPTION.sub(option, parts[place]))
+        parts[place] = said.replace('"] changes=["', '", "')
     return "".join(parts)

@@ -86,7 +86,7 @@ def codes_plan(target: Target, model: Model, lossy: bool, dtype: str, progress: 
     if not tensors:
         raise UnsupportedError(
             f"{model.path}: cannot become {target.name}: none of its linear layers is quantized, "
-            f"only {model.quantized[0].name}; --to hf dequantizes that"
+            f"only {model.quantized[0].name}; dequantize that with --to hf"
         )
     found = [
         survey(tensors[number], merge=merge, recorded=model.group_size)

@@ -6,6 +6,7 @@ gone, as JSON:
     seen    what tells the finished output from another that lies there
     facts   what the run was of, as its journal has it
     made    what the run would have said of it, where its command takes that up
+    stated  whether what was to lie beside the output does, as that of the run
 
 Nothing is made anew only where the output is as it was seen, and every fact is that of now.
 """
@@ -50,6 +51,7 @@ class Earlier:
     facts: Mapping[str, Any]
     made: Mapping[str, Any]
     left: set[str] = field(default_factory=set)
+    stated: bool = False  # it has put beside the output what that was to have there
 
     def agrees(self, facts: Mapping[str, Any]) -> bool:
         """Whether it was of these."""
@@ -73,7 +75,7 @@ def earlier(folder: Path, target: Path) -> Earlier | None:
         return None
     if (folder / "artifact").exists() or not is_as_seen(target, folder):
         return None
-    return Earlier(facts, made, facts.keys() - _FOLLOW)
+    return Earlier(facts, made, facts.keys() - _FOLLOW, said.get("stated") is True)
 
 
 def is_as_seen(place: Path, folder: Path) -> bool:

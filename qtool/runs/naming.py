@@ -35,7 +35,8 @@ def name(
     artifact, whole, ended = folder / "artifact", folder / "whole", folder / ENDED
     with _stated(folder, target, stating):
         with explained(out):
-            ended.write_text(json.dumps({"seen": seen(artifact), **said}), encoding="utf-8")
+            known = {"seen": seen(artifact), "stated": stating is not None, **said}
+            ended.write_text(json.dumps(known), encoding="utf-8")
             sync_file(ended)
         if not is_filled(target):
             give_name(artifact, target, out)
@@ -64,6 +65,8 @@ def take_up(folder: Path) -> None:
 def is_given(folder: Path, target: Path) -> bool:
     """Whether the run of a hidden folder was killed after `target` was its output."""
     there = {path.name for path in folder.iterdir()}
+    if not there:  # the lock went last, and then the run was killed
+        return True
     if "lock" not in there or "artifact" in there:
         return False
     if "whole" in there:

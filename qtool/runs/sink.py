@@ -92,12 +92,17 @@ class Sink:
             self.writer.add(planned.name, from_float32(values, dtype, planned.name))
 
     def _parts(self, planned: Planned) -> Iterator[NDArray[np.uint8]]:
-        """The source's bytes of a tensor, each number looked at."""
+        """The source's bytes of a tensor, each number looked at.
+
+        Of a view all together: threads that take turns at parts would have it read anew for each,
+        or rotated. But for what is outside of blocks, which is as long as a vocabulary.
+        """
         name, size = planned.name, self.checkpoint.tensors[planned.name].nbytes
         width = size // max(1, math.prod(planned.shape))
-        whole = size <= _READ_AT_ONCE
+        viewed = is_view(self.checkpoint)
+        whole = size <= _READ_AT_ONCE or (viewed and planned.block is not None)
         step = max(1, size) if whole else _READ_AT_ONCE
-        if not whole and is_view(self.checkpoint):  # which makes whole rows
+        if viewed and not whole:  # it makes whole rows
             row = size // planned.shape[0]
             step = max(1, step // row) * row
         for start in range(0, size, step):

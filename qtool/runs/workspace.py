@@ -234,6 +234,11 @@ def _asked_again(
     folder = partial(target)
     with explained(out):
         lock = acquire(folder, out)
+    if already.earlier(folder, target) != earlier:  # another had the lock since that was read
+        os.close(lock)
+        _give_up(folder, out)
+        check_free(out, is_folder=is_folder, replace=replace)
+        raise ResumeError(f"{out}: another qtool was at it just now; give the same command again")
     try:
         with closing(Journal(folder / "journal")) as journal:
             yield Workspace(out, folder, journal, earlier)
@@ -241,8 +246,7 @@ def _asked_again(
     except AlreadyMade:
         naming.finish(folder, target)
         if stating is not None:
-            beside, text = stating(target)
-            beside.write_text(text, encoding="utf-8")
+            _state(target, stating, earlier.stated)
         remove(folder)
         raise
     except AnotherRun as error:
@@ -253,6 +257,14 @@ def _asked_again(
     finally:
         os.close(lock)
         _sweep_sources(target, out)
+
+
+def _state(target: Path, stating: Stating, stated: bool) -> None:
+    """Put beside an output what is to lie there, unless the run that made it has: that says how
+    long it took, and on how many threads."""
+    beside, text = stating(target)
+    if not (stated and beside.is_file()):
+        beside.write_text(text, encoding="utf-8")
 
 
 def _give_up(folder: Path, out: Path) -> None:

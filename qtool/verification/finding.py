@@ -117,7 +117,8 @@ def said_by(name: str, findings: Iterator[Finding]) -> Iterator[Finding]:
 
 def of_error(check: str, name: str, problem: QtoolError) -> Finding:
     """The finding that a check cannot make sense of something."""
-    about = of_setting(problem.setting) if isinstance(problem, SettingError) else About()
+    setting = problem.setting if isinstance(problem, SettingError) else None
+    about = About() if setting is None else of_setting(setting)
     return Finding("error", check, name, str(problem), about)
 
 

@@ -1,5 +1,6 @@
 """What is wrong once is told once: a setting, the width of a matrix, a GGUF file's architecture."""
 
+import copy
 import json
 import shutil
 from pathlib import Path
@@ -12,12 +13,13 @@ from safetensors.torch import load_file, save_file
 from verifying import serious
 
 from qtool.checkpoints.checkpoint import Checkpoint
-from qtool.errors import UnsupportedError
+from qtool.diff.sides import told_as
+from qtool.errors import SettingError, UnsupportedError
 from qtool.formats.gguf_values import string, u32
 from qtool.planning.plan import make_plan
 from qtool.recipe.recipe import load
 from qtool.verification import once
-from qtool.verification.finding import Finding, of_listed, of_setting
+from qtool.verification.finding import About, Finding, of_error, of_listed, of_setting
 from qtool.verification.run import verify_artifact
 
 
@@ -84,6 +86,17 @@ def test_a_setting_is_known_by_itself_and_not_by_a_sentence() -> None:
     doubt = Finding("warning", "class", "", "a doubt", theta)
     assert [*once.untold([doubt], found)] == found
     assert "about" not in first.json()
+
+
+def test_an_error_about_a_setting_is_told_anew_as_all_others_are() -> None:
+    """With a path or a label in front, by those who know it."""
+    error = SettingError("layer_types", "is not a list of 2 names")
+    said = "^B: config.json: layer_types is not a list"
+    with pytest.raises(SettingError, match=said) as anew, told_as("B"):
+        raise error
+    assert of_error("tensors", "", error).about == of_setting("layer_types")
+    assert of_error("tensors", "", anew.value).about == About()
+    assert str(copy.copy(error)) == str(error)
 
 
 def test_lists_give_way_to_an_engine_that_speaks_of_all_their_layers() -> None:
