@@ -1,5 +1,5 @@
 """`python -m qtool`: the same as the `qtool` command."""
 
-from qtool.cli.main import main
+from qtool.cli.main import process
 
-main()
+process()
