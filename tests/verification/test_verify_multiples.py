@@ -155,3 +155,20 @@ def test_what_the_source_lacks(
     (one,) = [f for f in found if f.check == "against"]
     assert one.severity == "warning" and said in one.message
     assert one.message.endswith("fetch or make the artifact again")
+
+
+@pytest.mark.parametrize("by", [1.25, 2.0, 0.5])
+@pytest.mark.parametrize("name", ["mlp.up_proj", "mlp.down_proj", "self_attn.v_proj"])
+def test_half_of_a_fold(name: str, by: float, made: Callable[[str], Path], tmp_path: Path) -> None:
+    """Channel by channel the rows of one still undo the columns of the other."""
+    first = LAYER + ("self_attn.v_proj" if "attn" in name else "mlp.up_proj")
+    factor = times((f"{LAYER}{name}.scales", by))
+    said = only(told(changed(made("w4g128-awq"), tmp_path / "x", factor)), f"{first}.weight")
+    assert said.startswith("1 pair of matrices that share scales is together ")
+    assert float(said.split(" times ")[0].split(" ")[-1]) == pytest.approx(by, rel=0.03)
+
+
+def test_both_halves_of_a_fold(made: Callable[[str], Path], tmp_path: Path) -> None:
+    """One more factor, and its inverse: what the model computes is the same."""
+    factors = times((f"{UP}.scales", 2.0), (f"{DOWN}.scales", 0.5))
+    assert not told(changed(made("w4g128-awq"), tmp_path / "x", factors))

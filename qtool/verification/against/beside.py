@@ -3,7 +3,7 @@ is not told again by the checks behind it."""
 
 from collections.abc import Mapping, Sequence
 
-from qtool.verification.against import biases, error, folds, made_of, swapped, unquantized
+from qtool.verification.against import biases, error, folds, gains, made_of, swapped, unquantized
 from qtool.verification.against.multiples import check_multiples
 from qtool.verification.against.norms import CHECK as NORMS
 from qtool.verification.against.norms import check_norms
@@ -42,6 +42,7 @@ def judged(
     findings += said_by(error.CHECK, error.check_errors(subject, own))
     findings += said_by(error.CHECK, biases.check_biases(subject, everything, norms))
     findings += folds.check_folds(subject, everything, norms, exchanged)
+    findings += said_by(error.CHECK, gains.check_gains(subject, everything, known))
     if not made_of.rotated(subject):
         findings += check_norms(subject, everything, norms)
     findings += said_by(made_of.CHECK, made_of.check_made_of(subject))

@@ -53,10 +53,10 @@ def unpaired(c: Compared, near: Sequence[Compared], heads: Heads) -> bool:
     """Whether scales of a matrix have no other half among the matrices near it."""
     parent = _module(c)
     others = sorted((o for o in near if o is not c), key=lambda o: not o.name.startswith(parent))
-    made = any(True for other in others for _ in _made(other, c, heads))
-    if c.columns is not None and c.norm is None and not made:
+    undone = any(True for other in others for _ in made(other, c, heads))
+    if c.columns is not None and c.norm is None and not undone:
         return True
-    if c.rows is None or (c.as_columns is not None and made):
+    if c.rows is None or (c.as_columns is not None and undone):
         return False
     left = np.ones(c.rows.size, bool)
     # Else rows are known up to a factor, which may be the ratio of a norm that is about even.
@@ -71,8 +71,8 @@ def unpaired(c: Compared, near: Sequence[Compared], heads: Heads) -> bool:
 def is_made_up_for(c: Compared, near: Sequence[Compared], heads: Heads) -> bool:
     """Whether the one factor of a matrix, its `rows` and `as_columns`, has another half."""
     others = [o for o in near if o.name != c.name]
-    made = any(True for other in others for _ in _made(other, c, heads))
-    return made or (c.rows is not None and any(True for _ in _found(c, others, heads)))
+    undone = any(True for other in others for _ in made(other, c, heads))
+    return undone or (c.rows is not None and any(True for _ in _found(c, others, heads)))
 
 
 def _even(rows: Floats, exact: bool) -> bool:
@@ -83,7 +83,7 @@ def _found(c: Compared, others: Sequence[Compared], heads: Heads) -> Iterator[In
     """Rows of a matrix that have another half."""
     assert c.rows is not None
     for other in others:
-        yield from _made(c, other, heads)
+        yield from made(c, other, heads)
     for other in (c, *others):
         if other.rows is not None:
             blur = _blur(c, other)
@@ -103,7 +103,7 @@ def _module(c: Compared) -> str:
     return c.name.removesuffix(".weight").rpartition(".")[0] + "."
 
 
-def _made(maker: Compared, reader: Compared, heads: Heads) -> Iterator[Index]:
+def made(maker: Compared, reader: Compared, heads: Heads) -> Iterator[Index]:
     """Rows that columns of a reader undo."""
     factor = reader.as_columns is not None
     columns = reader.as_columns if factor or reader.norm is not None else reader.columns
