@@ -20,6 +20,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import ParamSpec, TypeVar
 
+from qtool.api.arguments import checked
 from qtool.errors import QtoolError
 
 Given = ParamSpec("Given")
@@ -39,12 +40,13 @@ _BARE = re.compile(r"-?\d+(\.\d+)?|[A-Z_]+")  # no text: a number, or what stand
 
 
 def for_python(function: Callable[Given, Made]) -> Callable[Given, Made]:
-    """The function, whose errors speak of its arguments."""
+    """The function, whose errors speak of its arguments, which are of the types that it names."""
 
     @functools.wraps(function)
     def called(*given: Given.args, **more: Given.kwargs) -> Made:
+        positional, named = checked(function, given, more)
         try:
-            return function(*given, **more)
+            return function(*positional, **named)
         except QtoolError as error:
             flags = {
                 name: isinstance(one.default, bool)

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import qtool
 from qtool.api.words import told
 from qtool.cli.main import app
-from qtool.errors import QtoolError, SourceError
+from qtool.errors import QtoolError, SourceError, UsageError
 from qtool.runs import naming
 
 NAME = "model.layers.0.mlp.up_proj.weight"
@@ -119,7 +119,9 @@ def test_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(QtoolError, match=r"^give either size, such as .* or bits, such"):
         qtool.fit(model, tmp_path / "c.yaml")
     for bad in (float("nan"), -3, 100, "5"):
-        with pytest.raises(QtoolError, match=f'^bits="?{bad}"?: expected a number from 0.1 to 32'):
+        with pytest.raises(
+            QtoolError, match=f"^bits.*: expected a number( from 0.1 to 32|, found '{bad}')"
+        ):
             qtool.fit(model, tmp_path / "c.yaml", bits=bad)  # type: ignore[arg-type]
     few = {"samples": 1, "length": 32, "types": ["q3_k", "q6_k"]}
     other = qtool.fit(model, tmp_path / "d.yaml", "q4_k_m", size=1_000_000, **few)
@@ -248,3 +250,37 @@ def test_notes_of_errors_in_the_words_of_python(
         )  # fmt: skip
     (note,) = error.value.__notes__
     assert note.endswith("the same command goes on from there, --fresh starts over")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"threads": "2"}, "threads: expected a whole number, found '2'"),
+        ({"samples": 1.5}, "samples: expected a whole number, found 1.5"),
+        ({"samples": True}, "samples: expected a whole number, found True"),
+        ({"replace": 1}, "replace: expected True or False, found 1"),
+        ({"max_shard_size": 500}, "max_shard_size: expected a text, found 500"),
+        ({"max_ram": 1.5}, "max_ram: expected a text or a whole number, found 1.5"),
+        ({"calibration": ["a", "b"]}, "calibration: expected a text or a path, found ['a', 'b']"),
+        ({"changes": [("a.b", 4)]}, "changes: expected a list of texts, found [('a.b', 4)]"),
+        ({"changes": {"a.b": 4}}, "changes: expected a list of texts, found {'a.b': 4}"),
+    ],
+)
+def test_arguments_of_other_types(given: dict[str, object], said: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as error:
+        qtool.quantize("tiny", "w4g128-rtn", tmp_path / "out", **given)
+    assert str(error.value) == said and not list(tmp_path.iterdir())
+
+
+def test_arguments_that_there_are_not() -> None:
+    with pytest.raises(TypeError, match=r"quantize\(\) .*'recip'"):
+        qtool.quantize("tiny", recip="w4g128-rtn")
+
+
+def test_what_is_a_number_or_a_list(tmp_path: Path) -> None:
+    """Numbers of numpy, tuples and sets."""
+    for number, changes in enumerate([("weights.group_size=64",), {"weights.group_size=64"}]):
+        made = qtool.quantize(
+            "tiny", "w4g128-rtn", tmp_path / str(number), threads=np.int64(1), changes=changes
+        )
+        assert Path(made.artifact).is_dir()

@@ -250,7 +250,10 @@ def test_a_file_that_is_not_quantized(quantized: Callable[..., Path], tmp_path: 
         run(quantized("bf16"), "gptq", tmp_path / "out")
     embedding = quantized("q4_0", "overrides=[{match: blk, dense: true}]")
     for to in ("awq", "compressed-tensors"):
-        with pytest.raises(UnsupportedError, match=r"only model\.embed_tokens\.weight; --to hf"):
+        with pytest.raises(
+            UnsupportedError,
+            match=r"only model\.embed_tokens\.weight; dequantize that with --to hf",
+        ):
             run(embedding, to, tmp_path / "out", lossy=True)
 
 
