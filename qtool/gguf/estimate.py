@@ -24,7 +24,14 @@ from qtool.planning.duration import (
     STORAGE_BYTES_PER_SECOND,
     turning,
 )
-from qtool.planning.estimate import PLAIN_PROCESS_BYTES, PROVING_PROCESS_BYTES, Peak, peak, proving
+from qtool.planning.estimate import (
+    PLAIN_PROCESS_BYTES,
+    PROVING,
+    PROVING_PROCESS_BYTES,
+    Peak,
+    peak,
+    proving,
+)
 from qtool.planning.handed import PER_LAYER, Handed
 from qtool.planning.shapes import (
     Block,
@@ -196,7 +203,7 @@ def peak_of(
     encoding = Peak(process + pieces, "a piece of weights for each thread")
     if rotates:
         proof = process + header_bytes + proving(shapes_of(tensors, Calibration()))
-        rotating = Peak(proof, "a block in float32, as it was and rotated")
+        rotating = Peak(proof, PROVING)
         encoding = max(encoding, rotating, key=lambda one: one.nbytes)
     if shapes is None:
         return encoding

@@ -12,13 +12,13 @@ matrix were multiplied by g where it is not: nothing else shows it, since each h
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 
 import numpy as np
 
 from qtool.verification.against.folds import block_of
 from qtool.verification.against.multiples import CHECK
-from qtool.verification.against.pairs import Heads, heads_of, made
+from qtool.verification.against.pairs import Heads, has_exact_rows, heads_of, made
 from qtool.verification.against.scaling import Compared
 from qtool.verification.finding import Finding
 from qtool.verification.sentences import AGAIN, some, verb
@@ -30,7 +30,7 @@ _ERRORS = 0.5
 
 
 def check_gains(
-    subject: Subject, compared: Sequence[Compared], told: Collection[str]
+    subject: Subject, compared: Sequence[Compared], told: Set[str]
 ) -> Iterator[Finding]:
     """layer-error: no two matrices that share a fold are together a multiple of the source's. told:
     matrices of which is said by now what they are."""
@@ -44,17 +44,16 @@ def check_gains(
         for reader in block:
             if reader.columns is None or reader.norm is not None or reader.as_columns is not None:
                 continue
-            gains = {
-                maker.name: gain
+            gains = [
+                (abs(math.log(gain)), gain, maker)
                 for maker in block
                 if maker is not reader and (gain := _gain(maker, reader, heads)) is not None
-            }
-            if not gains or {reader.name, *gains} & set(told):
+            ]
+            if not gains or told & {reader.name, *(maker.name for _, _, maker in gains)}:
                 continue
-            name, gain = min(gains.items(), key=lambda one: abs(math.log(one[1])))
-            errors = reader.error + next(c.error for c in block if c.name == name)
-            if abs(math.log(gain)) > max(_LEAST, _ERRORS * errors):
-                wrong[f"{name} and {reader.name}"] = gain
+            far, gain, maker = min(gains, key=lambda one: one[0])
+            if far > max(_LEAST, _ERRORS * (reader.error + maker.error)):
+                wrong[f"{maker.name} and {reader.name}"] = gain
     if wrong:
         first, (least, most) = next(iter(wrong)), (min(wrong.values()), max(wrong.values()))
         times = f"{least:.3g}" if least == most else f"{least:.3g} to {most:.3g}"
@@ -69,9 +68,8 @@ def check_gains(
 def _gain(maker: Compared, reader: Compared, heads: Heads) -> float | None:
     """What a reader's columns and the rows that they undo come to; None where they belong to
     nothing, or one of them is known up to a factor alone."""
-    exact = maker.norm is not None or (maker.columns is None and not maker.could)
     index = next(made(maker, reader, heads), None)
-    if index is None or not exact:
+    if index is None or not has_exact_rows(maker):
         return None
     assert maker.rows is not None and reader.columns is not None
     whole = np.log(maker.rows[index] * reader.columns).mean(dtype=np.float64)

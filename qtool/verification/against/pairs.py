@@ -59,13 +59,18 @@ def unpaired(c: Compared, near: Sequence[Compared], heads: Heads) -> bool:
     if c.rows is None or (c.as_columns is not None and undone):
         return False
     left = np.ones(c.rows.size, bool)
-    # Else rows are known up to a factor, which may be the ratio of a norm that is about even.
-    exact = c.norm is not None or (c.columns is None and not c.could)
+    exact = has_exact_rows(c)
     for index in _found(c, others, heads):
         left[index] = False
         if not left.any() or _even(c.rows[left], exact):
             return False
     return not _even(c.rows[left], exact)
+
+
+def has_exact_rows(c: Compared) -> bool:
+    """Whether the rows of a matrix are known for themselves; else up to a factor, which may be the
+    ratio of a norm that is about even."""
+    return c.norm is not None or (c.columns is None and not c.could)
 
 
 def is_made_up_for(c: Compared, near: Sequence[Compared], heads: Heads) -> bool:
