@@ -107,6 +107,7 @@ def run(request: Request, progress: Progress) -> Summary:
             continue
         progress.say(line(warning))
     size = plan.size_bytes + plan.disk_bytes
+    facts = resume.facts(request, checkpoint)
     with workspace(
         out,
         is_folder=True,
@@ -115,9 +116,9 @@ def run(request: Request, progress: Progress) -> Summary:
         sources=sources,
         stating=request.stating,
         replace=request.replace,
-        facts=resume.facts(request, checkpoint),
+        facts=facts,
     ) as space:
-        resume.agree(space, request, plan, checkpoint)
+        resume.agree(space, facts, plan)
         given = None
         if skeleton is not None:
             with progress.stage("calibrate"):

@@ -39,10 +39,13 @@ def unit(block: int | None) -> str:
     return OUTSIDE if block is None else f"block {block}"
 
 
-def agree(space: Workspace, request: Request, plan: Plan, checkpoint: Checkpoint) -> None:
-    """ResumeError where what is in `space` was begun with another recipe, source or version."""
+def agree(space: Workspace, known: Mapping[str, Any], plan: Plan) -> None:
+    """ResumeError where what is in `space` was begun with another recipe, source or version.
+
+    known: see `facts`.
+    """
     headers = hashlib.sha256(b"".join(file.header for file in plan.layout.files))
-    space.agree({**facts(request, checkpoint), LAYOUT: headers.hexdigest()})
+    space.agree({**known, LAYOUT: headers.hexdigest()})
 
 
 def facts(request: Request, checkpoint: Checkpoint) -> dict[str, Any]:
