@@ -16,7 +16,7 @@ from small_models import checkpoint
 from qtool.cuda import lanes
 from qtool.errors import UnsupportedError
 from qtool.recipe.recipe import Recipe, load
-from qtool.runs import by_rows, pipeline
+from qtool.runs import by_rows, each_tensor
 from qtool.streaming.device import Device, host
 
 __all__ = ["cuda", "emulator", "gpu"]
@@ -27,7 +27,7 @@ def test_rounding_side_by_side(
     recipe: str, cuda: Cuda, gpu: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A few rows at a time on streams of their own, as many as threads; the CPU's bytes."""
-    monkeypatch.setattr(pipeline, "ROWS_AT_ONCE", 1 << 10)
+    monkeypatch.setattr(each_tensor, "ROWS_AT_ONCE", 1 << 10)
     source = checkpoint(tmp_path, "llama").path
     sets = ["weights.group_size=32"] if "g128" in recipe else []
     before = len(cuda.streams)

@@ -21,7 +21,7 @@ from qtool.methods.rtn import ON_CPU
 from qtool.planning.plan import make_plan
 from qtool.planning.shapes import CACHED_AT_ONCE
 from qtool.recipe.recipe import load
-from qtool.runs import by_rows, pipeline
+from qtool.runs import by_rows, each_tensor, pipeline
 from qtool.runs import sink as sink_module
 from qtool.runs.progress import Progress
 from qtool.runs.sink import Sink
@@ -47,7 +47,7 @@ def test_no_byte_depends_on_how_many_rows_there_are(
     sets = [change] if change else []
     assert not load(recipe, sets).calibrates
     whole = quantize(tiny_folder(), recipe, tmp_path / "whole" / "m", *sets)
-    monkeypatch.setattr(pipeline, "CACHED_AT_ONCE", 1)
+    monkeypatch.setattr(each_tensor, "CACHED_AT_ONCE", 1)
     some = quantize(tiny_folder(), recipe, tmp_path / "some" / "m", *sets)
     assert files(whole.out) == files(some.out)
     if load(recipe, sets).weights.rows > 0:

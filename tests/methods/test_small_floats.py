@@ -16,7 +16,7 @@ from qtool.dequantize import dequantize
 from qtool.formats.float_codes import LARGEST, TABLES
 from qtool.methods import rtn
 from qtool.recipe.recipe import load
-from qtool.runs.pipeline import frobenius_error
+from qtool.runs.each_tensor import frobenius_error
 from qtool.scheme import GroupQuant, Scheme
 
 TINY = Path(qtool.tiny.__file__).parent
