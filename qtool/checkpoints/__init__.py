@@ -1,7 +1,8 @@
 """A source as its headers, names and shapes tell it, and views of it; no numbers are read.
 
 checkpoint.py       which tensors there are, in which file, at which bytes; links.py
-structure.py        what each of them is; names.py: which part of which parameter
+structure.py        the decoder blocks; roles.py: what each tensor is; names.py: which part of
+                    which parameter
 layer_names.py      layers that engines treat in a way of their own
 fused_experts.py    experts in 3-D tensors, one by one; fused_names.py: and back
 padding.py          wider feed-forward layers, found by feed_forward.py

@@ -7,6 +7,7 @@ from typing import Any
 
 from qtool.checkpoints import structure
 from qtool.checkpoints.layer_names import is_head
+from qtool.checkpoints.roles import roles_of
 from qtool.converting.certificate import Squares
 from qtool.converting.model import DTYPE_NAMES, Model, Tensor
 from qtool.converting.obstacles import ANEW, OFFSETS, ROUNDED, SCALES, Obstacle, refuse
@@ -121,10 +122,10 @@ def linear_layers(model: Model, *, any_head: bool) -> tuple[set[str], set[str]]:
     infos = {tensor.name: info_of(tensor) for tensor in model.tensors}
     blocks = structure.find_blocks(infos, model.config)
     usual = Counter(tensor.stored for tensor in model.quantized).most_common(1)[0][0]
-    parents = structure.expert_parents(infos)
+    known = roles_of(infos, blocks)
     layers, dense = set(), set()
     for tensor in model.tensors:
-        reason = structure.role(tensor.name, infos[tensor.name], blocks, parents).reason
+        reason = known[tensor.name].reason
         other_head = not any_head and is_head(tensor.module) and tensor.stored != usual
         if tensor.read is not None and reason != "embedding" and not other_head:
             layers.add(tensor.name)

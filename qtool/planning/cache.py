@@ -15,7 +15,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from qtool.checkpoints.structure import Role, text_config
+from qtool.checkpoints.roles import Role
+from qtool.checkpoints.structure import text_config
 from qtool.errors import UnsupportedError
 from qtool.formats.safetensors_file import TensorSpec
 

@@ -6,6 +6,7 @@ from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.checkpoints.fused_experts import apart
 from qtool.checkpoints.layer_names import experts_of
 from qtool.checkpoints.padding import padded
+from qtool.checkpoints.roles import roles_of
 from qtool.formats import mxfp4
 from qtool.planning.fit import Action, fit, override, recipe_scheme
 from qtool.recipe.recipe import Recipe
@@ -24,11 +25,10 @@ def as_quantized(recipe: Recipe, checkpoint: Checkpoint) -> Checkpoint:
     view = padded(view, recipe.pad_intermediate)
     tensors = view.tensors
     blocks = structure.find_blocks(tensors, view.config)
-    parents = structure.expert_parents(tensors)
     default = recipe_scheme(recipe)
-    roles = {name: structure.role(name, info, blocks, parents) for name, info in tensors.items()}
     actions: dict[str, Action] = {
-        name: default if role.reason is None else Dense(role.reason) for name, role in roles.items()
+        name: default if role.reason is None else Dense(role.reason)
+        for name, role in roles_of(tensors, blocks).items()
     }
     override(recipe, actions)
     fit(recipe, tensors, actions)

@@ -13,6 +13,7 @@ from math import gcd, prod
 
 from qtool.checkpoints import structure
 from qtool.checkpoints.padding import KEY, shape_padded
+from qtool.checkpoints.roles import FUSED_EXPERTS, LEFT_FUSED
 from qtool.errors import FormatError, UnsupportedError
 from qtool.formats import FORMATS
 from qtool.formats.facts import Options
@@ -81,7 +82,7 @@ def override(
                 more = f" and {len(dense) - 1} more" if len(dense) > 1 else ""
                 said += f", but {name}{more}, which stays dense ({reason})"
             warnings.append(said)
-    left = [name for name in parts if actions[name] == Dense(structure.FUSED_EXPERTS)]
+    left = [name for name in parts if actions[name] == Dense(FUSED_EXPERTS)]
     actions |= {name: Dense(_left_fused(recipe, name, parts[name])) for name in left}
     return warnings
 
@@ -99,7 +100,7 @@ def _left_fused(recipe: Recipe, name: str, matrices: Sequence[str]) -> str:
         own or next((match for match, one in dense.items() if means(one, matrix)), None)
         for matrix in matrices
     ]
-    return structure.LEFT_FUSED if None in found else f"override {found[0]!r}"
+    return LEFT_FUSED if None in found else f"override {found[0]!r}"
 
 
 def format_options(recipe: Recipe) -> Options:

@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from qtool.checkpoints.layer_names import is_head
-from qtool.checkpoints.structure import outside_reason, text_config
+from qtool.checkpoints.roles import outside_reason
+from qtool.checkpoints.structure import text_config
 from qtool.errors import UnsupportedError
 from qtool.formats.mlx_models import plain_head
 from qtool.recipe.recipe import Recipe

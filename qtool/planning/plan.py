@@ -10,16 +10,12 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from itertools import chain
 from typing import Any
-
-import numpy as np
 
 from qtool.checkpoints import padding, structure
 from qtool.checkpoints.checkpoint import Checkpoint
-from qtool.checkpoints.fused_experts import matrices
+from qtool.checkpoints.roles import FUSED_EXPERTS, roles_of
 from qtool.checkpoints.structure import BlockStack
-from qtool.errors import UnsupportedError
 from qtool.formats import FORMATS
 from qtool.formats.dtypes import byte_size, written_dtype
 from qtool.formats.facts import Options
@@ -30,17 +26,16 @@ from qtool.planning import (
     duration,
     engines,
     estimate,
-    heads,
     mlx,
     mxfp4,
     notes,
     shapes,
-    unmatched,
     unseen,
 )
+from qtool.planning.actions import decided
 from qtool.planning.budget import Memory
 from qtool.planning.cache import Kept, planned_scales
-from qtool.planning.fit import UNROUNDED, Action, fit, format_options, override, recipe_scheme
+from qtool.planning.fit import UNROUNDED, Action, format_options
 from qtool.planning.handed import handed_on
 from qtool.planning.mlx import stacks
 from qtool.planning.planned import Planned
@@ -199,40 +194,9 @@ def make_plan(
         *notes.missing_files(checkpoint, recipe.calibrates and not from_stats),
     ]
     warnings += [*seems, *beside.said(checkpoint), *padding.said(checkpoint), *said]
-    parents = structure.expert_parents(tensors)
-    roles = {name: structure.role(name, info, blocks, parents) for name, info in tensors.items()}
-    default = recipe_scheme(recipe)
-    actions: dict[str, Action] = {
-        name: default if role.reason is None else Dense(role.reason) for name, role in roles.items()
-    }
-    says_tied = heads.says_tied(checkpoint.config)
-    heads.refuse_tied(recipe, tensors, says_tied)
-    fused = matrices(tensors, interleaved=recipe.format == "mxfp4")
-    unmatched.refuse(recipe, [*actions, *chain.from_iterable(fused.values())])
-    kind = str(checkpoint.config.get("model_type") or "")
-    mlx.leave(recipe, kind, actions)
-    mxfp4.leave(recipe, actions)
-    untied = _untie(checkpoint, actions, compare_all)  # before MLX has the embedding quantized
-    actions |= {name: one for name, one in untied.items() if isinstance(one, Dropped)}
-    heads.quantize_outside(recipe, actions, kind, says_tied and not heads.has_own(actions))
-    warnings += override(recipe, actions, fused)
-    no_place: Action = Dense("unknown to the model class")
-    actions |= {n: no_place for n in unknown if isinstance(actions[n], Scheme)}
-    fit(recipe, tensors, actions)
-    if recipe.tunes:
-        names = (name for name, action in actions.items() if isinstance(action, Scheme))
-        experts = (name for name in names if structure.expert_of(name) is not None)
-        notes.refuse_experts(checkpoint.path, experts)
-    actions |= {name: one for name, one in untied.items() if actions[name] == heads.HEAD}
-    if says_tied and heads.has_own(actions):
-        warnings.append(heads.SAID_UNTIED)
-    if recipe.rounding != "none" and not any(isinstance(a, Scheme) for a in actions.values()):
-        reasons = Counter(a.reason for a in actions.values() if isinstance(a, Dense))
-        common = "; ".join(f"{why}: {count}" for why, count in reasons.most_common(4))
-        raise UnsupportedError(
-            f"{checkpoint.path}: with recipe {recipe.name} no tensor is quantized (tensors by "
-            f"reason: {common}); correct the recipe: `qtool inspect MODEL --all` shows the tensors"
-        )
+    roles = roles_of(tensors, blocks)
+    actions, more = decided(recipe, checkpoint, roles, unknown, compare_all)
+    warnings += more
     options = format_options(recipe)
     cache: dict[str, Kept] = {}
     if recipe.kv_cache is not None and recipe.measures_cache:
@@ -248,7 +212,7 @@ def make_plan(
                 *(cache[name].specs() if name in cache else ()),
             ),
             roles[name].block,
-            roles[name].reason == structure.FUSED_EXPERTS,
+            roles[name].reason == FUSED_EXPERTS,
         )
         for name, info in tensors.items()
     )
@@ -261,14 +225,7 @@ def make_plan(
         stack_of=stacks(recipe.format, checkpoint.config),
     )
     active = structure.active_share(checkpoint.config)
-    handed = handed_on(checkpoint.config, recipe.calibration.length)
-    counted = shapes.shapes_of(recipe, planned, active, handed)
-    if is_view(checkpoint):
-        inside = [one for one in planned if one.scheme is not None and one.block is not None]
-        sizes = (byte_size(one.dtype, one.shape) for one in inside)
-        counted = replace(counted, viewed=max(sizes, default=0))
-    if from_stats:
-        counted = replace(counted, guides=False, fed_back=0, text=0)
+    counted = _counted(recipe, checkpoint, planned, active, from_stats)
     memory = budget.choose(
         counted if recipe.calibrates else None,
         threads or shapes.usable_cores(),
@@ -285,6 +242,23 @@ def make_plan(
         recipe, planned, blocks, layout, tuple(warnings), memory, seconds,
         {block: kept for block, kept in of_block.items() if block is not None},
     )  # fmt: skip
+
+
+def _counted(
+    recipe: Recipe,
+    checkpoint: Checkpoint,
+    planned: tuple[Planned, ...],
+    active: float,
+    from_stats: bool,
+) -> shapes.Shapes:
+    """What memory and time depend on. active: the share of experts that a token passes."""
+    handed = handed_on(checkpoint.config, recipe.calibration.length)
+    counted = shapes.shapes_of(recipe, planned, active, handed)
+    if is_view(checkpoint):
+        inside = [one for one in planned if one.scheme is not None and one.block is not None]
+        sizes = (byte_size(one.dtype, one.shape) for one in inside)
+        counted = replace(counted, viewed=max(sizes, default=0))
+    return replace(counted, guides=False, fed_back=0, text=0) if from_stats else counted
 
 
 def _rotated(recipe: Recipe, checkpoint: Checkpoint) -> tuple[Checkpoint, list[str]]:
@@ -304,42 +278,6 @@ def _rotated(recipe: Recipe, checkpoint: Checkpoint) -> tuple[Checkpoint, list[s
     if view.refused is not None:
         said.append(f"note: rotate: the residual stream is not rotated: {view.refused}")
     return view, said
-
-
-def _untie(
-    checkpoint: Checkpoint, actions: Mapping[str, Action], compare_all: bool
-) -> dict[str, Action]:
-    """What a head that config.json ties to the embedding becomes: one copy is enough."""
-    found = [name for name, action in actions.items() if action == heads.HEAD]
-    if not heads.says_tied(checkpoint.config) or len(found) != 1:
-        return {}
-    head = found[0]
-    info = checkpoint.tensors[head]
-    for name, action in actions.items():
-        other = checkpoint.tensors[name]
-        if (
-            isinstance(action, Dense)
-            and action.reason == "embedding"
-            and (other.shape, other.dtype) == (info.shape, info.dtype)
-        ):
-            if _equal_bytes(checkpoint, head, name, compare_all):
-                return {head: Dropped(f"tied to {name}, of which it is a copy")}
-            return {head: Dense(f"output head; config.json ties it to {name}, but it differs")}
-    return {}
-
-
-def _equal_bytes(checkpoint: Checkpoint, first: str, second: str, every: bool) -> bool:
-    """Whether two tensors of one size hold the same bytes: at both ends, or `every` one."""
-    size = checkpoint.tensors[first].nbytes
-    starts = range(0, size, _COMPARED_BYTES)
-    if not every and len(starts) > 2:
-        starts = range(0, size, size - _COMPARED_BYTES)[:2]
-    for start in starts:
-        stop = min(size, start + _COMPARED_BYTES)
-        one, other = (checkpoint.stretch(name, start, stop) for name in (first, second))
-        if not np.array_equal(one, other):
-            return False
-    return True
 
 
 def _outputs(

@@ -12,6 +12,7 @@ from fnmatch import fnmatchcase, translate
 
 from qtool.checkpoints import structure
 from qtool.checkpoints.checkpoint import Checkpoint
+from qtool.checkpoints.roles import FUSED_EXPERTS, LEAST_EXPERT_WIDTH, NO_LINEAR, OUTSIDE
 from qtool.errors import UnsupportedError
 from qtool.formats import mxfp4
 from qtool.planning.fit import means
@@ -73,8 +74,8 @@ def _unseen(tensor: Planned) -> bool:
     """Whether it holds matrices, by its shape, and no scheme was thought of for it."""
     reason = str(tensor.reason)
     if len(tensor.shape) == 3 and reason.endswith("not a matrix"):
-        return min(tensor.shape[1:]) >= structure.LEAST_EXPERT_WIDTH
-    return reason in (structure.FUSED_EXPERTS, structure.NO_LINEAR)
+        return min(tensor.shape[1:]) >= LEAST_EXPERT_WIDTH
+    return reason in (FUSED_EXPERTS, NO_LINEAR)
 
 
 def _second_list(inside: Sequence[Planned], tensors: Iterable[Planned]) -> list[Planned]:
@@ -83,7 +84,7 @@ def _second_list(inside: Sequence[Planned], tensors: Iterable[Planned]) -> list[
     alike = {(_split(t.name)[1], t.shape) for t in inside if t.scheme is not None}
     lists: dict[str, list[Planned]] = defaultdict(list)
     for tensor in tensors:
-        if tensor.reason == structure.OUTSIDE and len(tensor.shape) > 1:
+        if tensor.reason == OUTSIDE and len(tensor.shape) > 1:
             lists[_split(tensor.name)[0]].append(tensor)
     return [
         tensor

@@ -6,7 +6,8 @@ from typing import TypeVar
 from qtool.artifacts.artifact import Artifact
 from qtool.artifacts.stored_config import quantization_config
 from qtool.checkpoints.layer_names import number_of
-from qtool.checkpoints.structure import find_blocks, outside_reason
+from qtool.checkpoints.roles import outside_reason
+from qtool.checkpoints.structure import find_blocks
 from qtool.errors import UnsupportedError
 from qtool.formats.compressed_tensors_transforms import KEY, Turn, turns
 from qtool.formats.safetensors_header import TensorInfo

@@ -180,7 +180,7 @@ def _start(options: RotateOptions) -> str:
 
 def _head(view: Rotated) -> str | None:
     """The tensor that is the output head."""
-    from qtool.checkpoints.structure import outside_reason
+    from qtool.checkpoints.roles import outside_reason
 
     names = [name for name in view.tensors if outside_reason(name) == "output head"]
     return names[0] if len(names) == 1 else None

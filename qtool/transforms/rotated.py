@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 
 from qtool.checkpoints import structure
 from qtool.checkpoints.checkpoint import Checkpoint, View
+from qtool.checkpoints.roles import outside_reason
 from qtool.errors import SourceError
 from qtool.formats import safetensors_file as st
 from qtool.formats.safetensors_file import FLOAT_DTYPES, TensorInfo, from_float32
@@ -284,7 +285,7 @@ def untied(checkpoint: Checkpoint, *, stream: bool = True) -> Rotated:
     refused = _refused(checkpoint.tensors) if stream else None
     if not stream or refused is not None:
         pass
-    elif not any(structure.outside_reason(name) == "output head" for name in tensors):
+    elif not any(outside_reason(name) == "output head" for name in tensors):
         embedding = _embedding(checkpoint)
         name = head_name(embedding)
         info = tensors[embedding]
@@ -338,7 +339,7 @@ def _embedding(checkpoint: Checkpoint) -> str:
         name: info.shape[0]
         for name, info in checkpoint.tensors.items()
         if len(info.shape) == 2
-        and structure.outside_reason(name) == "embedding"
+        and outside_reason(name) == "embedding"
         and not any(part in name for part in _POSITIONS)
     }
     if not found:

@@ -10,7 +10,7 @@ from typing import Any
 from qtool.checkpoints.decoder_names import SAVE_WITH_HEAD, has_parts, name_alone, sees
 from qtool.checkpoints.fused_experts import PARTS, WHOLE, stack_of
 from qtool.checkpoints.layer_names import experts_of, is_head
-from qtool.checkpoints.structure import is_turn
+from qtool.checkpoints.roles import is_turn
 from qtool.errors import QtoolError
 from qtool.gguf.architectures import TABLE, Architecture, variant
 from qtool.gguf.architectures.modules import HEADS, Module, spelled

@@ -8,7 +8,8 @@ from typing import Any
 
 from qtool.artifacts.entry import Entry
 from qtool.artifacts.stored_config import quantization_config
-from qtool.checkpoints.structure import FUSED_EXPERTS, text_config
+from qtool.checkpoints.roles import FUSED_EXPERTS
+from qtool.checkpoints.structure import text_config
 from qtool.errors import QtoolError
 from qtool.formats import mlx
 from qtool.formats.facts import first

@@ -7,7 +7,8 @@ from typing import Any
 
 from qtool.artifacts.stored_config import quantization_config
 from qtool.checkpoints.layer_names import experts_of, is_head
-from qtool.checkpoints.structure import FUSED_EXPERTS, fused_layer
+from qtool.checkpoints.roles import FUSED_EXPERTS
+from qtool.checkpoints.structure import fused_layer
 from qtool.formats import auto_round
 from qtool.formats.bitsandbytes import skips
 from qtool.formats.compressed_tensors_config import is_class, named

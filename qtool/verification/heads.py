@@ -7,6 +7,7 @@ import numpy as np
 
 from qtool.checkpoints import structure
 from qtool.checkpoints.layer_names import is_head
+from qtool.checkpoints.roles import outside_reason
 from qtool.formats.safetensors_file import checksum
 from qtool.gguf.architectures import TABLE
 from qtool.gguf.from_hf.hf_config import complete
@@ -42,7 +43,7 @@ def heads_of(subject: Subject) -> list[str]:
 
 def head_is_embedding(source: Weights) -> bool:
     """Whether a model's head is its embedding, number for number, whatever its config.json says."""
-    kinds = {name: structure.outside_reason(name) for name in source.tensors}
+    kinds = {name: outside_reason(name) for name in source.tensors}
     heads, embeddings = (
         [name for name, kind in kinds.items() if kind == wanted and name.endswith(".weight")]
         for wanted in ("output head", "embedding")

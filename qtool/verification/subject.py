@@ -12,7 +12,8 @@ from qtool.artifacts.entry import Entry
 from qtool.artifacts.untold import untold
 from qtool.checkpoints import structure
 from qtool.checkpoints.layer_names import experts_of
-from qtool.checkpoints.structure import BlockStack, Role
+from qtool.checkpoints.roles import Role, roles_of
+from qtool.checkpoints.structure import BlockStack
 from qtool.errors import QtoolError
 from qtool.formats.safetensors_header import TensorInfo
 from qtool.streaming.weights import Weights
@@ -67,11 +68,7 @@ class Subject:
         """What each entry is."""
         if self.blocks is None:
             return {}
-        parents = structure.expert_parents(self.infos)
-        return {
-            name: structure.role(name, info, self.blocks, parents)
-            for name, info in self.infos.items()
-        }
+        return roles_of(self.infos, self.blocks)
 
     @cached_property
     def expert_starts(self) -> frozenset[str]:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from qtool.checkpoints import structure
+from qtool.checkpoints.roles import outside_reason
 from qtool.errors import QtoolError
 from qtool.gguf.tokenizer.hf_json import CONFIG, TOKENIZER, read_object
 from qtool.verification.finding import Finding
@@ -88,7 +89,7 @@ def _embedding_rows(subject: Subject) -> int | None:
         entry.shape
         for name, entry in subject.entries.items()
         if not name.startswith(start)
-        and structure.outside_reason(name) == "embedding"
+        and outside_reason(name) == "embedding"
         and "position" not in name
         and "wpe" not in name
     ]

@@ -20,6 +20,7 @@ from unusual_decoders import CAUSAL, SMALL, TOKENS, built, check_logits
 from qtool.checkpoints import structure
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.checkpoints.layer_names import is_head
+from qtool.checkpoints.roles import outside_reason, roles_of
 from qtool.errors import UnsupportedError
 from qtool.formats.safetensors_header import TensorInfo
 from qtool.planning.plan import make_plan
@@ -118,7 +119,7 @@ def test_a_buffer_without_values_is_refused(
     ],
 )
 def test_tensors_outside_of_the_blocks(name: str, reason: str) -> None:
-    assert structure.outside_reason(name) == reason
+    assert outside_reason(name) == reason
     assert is_head(name.removesuffix(".weight")) == (reason == "output head")
 
 
@@ -127,13 +128,13 @@ def test_tables_within_blocks_are_no_layers() -> None:
     blocks = structure.BlockStack("model.layers", 2)
     name = "model.layers.0.ple.ple_embedding.ngram_embedding.shard_0.weight"
     info = TensorInfo(name, "BF16", (210, 64), 0, 2 * 210 * 64)
-    assert structure.role(name, info, blocks, frozenset()).reason == "embedding"
+    assert roles_of({name: info}, blocks)[name].reason == "embedding"
     name = "model.layers.0.mamba.A_log"  # Zamba's has an axis of heads, and is no experts'
     info = TensorInfo(name, "BF16", (2, 64, 16), 0, 4 * 64 * 16)
-    assert structure.role(name, info, blocks, frozenset()).reason == "3-D, not a matrix"
+    assert roles_of({name: info}, blocks)[name].reason == "3-D, not a matrix"
     layer = "model.layers.0.ple.key_proj.weight"
     info = TensorInfo(layer, "BF16", (64, 64), 0, 2 * 64 * 64)
-    assert structure.role(layer, info, blocks, frozenset()).reason is None
+    assert roles_of({layer: info}, blocks)[layer].reason is None
 
 
 def test_what_the_source_lacks_is_not_missed(tmp_path: Path) -> None:
@@ -207,7 +208,7 @@ def test_small_matrices_that_decide_much_stay_as_they_are(name: str, reason: str
     blocks = structure.BlockStack("model.layers", 2)
     weight = f"model.layers.0.{name}.weight"
     info = TensorInfo(weight, "BF16", (64, 128), 0, 2 * 64 * 128)
-    found = structure.role(weight, info, blocks, frozenset()).reason
+    found = roles_of({weight: info}, blocks)[weight].reason
     assert found is None if reason is None else found is not None and found.startswith(reason)
 
 

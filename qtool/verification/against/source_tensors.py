@@ -8,7 +8,8 @@ from pathlib import Path
 from qtool.artifacts.artifact import Artifact
 from qtool.checkpoints.decoder_names import is_alone, sees
 from qtool.checkpoints.layer_names import experts_of, is_head, number_of
-from qtool.checkpoints.structure import is_turn, text_config
+from qtool.checkpoints.roles import is_turn
+from qtool.checkpoints.structure import text_config
 from qtool.converting.lost import reason as dropped_as
 from qtool.formats.safetensors_header import TensorInfo
 from qtool.gguf.open import is_gguf, open_source

@@ -16,15 +16,13 @@ from qtool.artifacts.artifact import Artifact
 from qtool.artifacts.entry import Entry
 from qtool.artifacts.stored_config import quantization_config
 from qtool.checkpoints.layer_names import is_head, is_table
+from qtool.checkpoints.roles import OUTSIDE, roles_of
 from qtool.checkpoints.structure import (
     AHEAD,
-    OUTSIDE,
     BlockStack,
     expert_of,
-    expert_parents,
     find_blocks,
     fused_key,
-    role,
     text_config,
 )
 from qtool.errors import QtoolError, SourceError
@@ -225,10 +223,8 @@ def _roles(infos: Mapping[str, TensorInfo], artifact: Artifact) -> dict[str, str
         blocks = find_blocks(infos, artifact.checkpoint.config)
     except SourceError:
         blocks = BlockStack("", 0)
-    parents = expert_parents(infos)
     found = {}
-    for name, info in infos.items():
-        what = role(name, info, blocks, parents)
+    for name, what in roles_of(infos, blocks).items():
         if what.reason is None:
             found[name] = "linear"
         elif what.reason.startswith("router"):
