@@ -1,5 +1,5 @@
-"""safetensors files: the parts of `dtypes`, `safetensors_header` and `safetensors_writer` that the
-rest of the program uses, under one name."""
+"""safetensors files: the parts of `dtypes`, `safetensors_header`, `safetensors_layout` and
+`safetensors_writer` that the rest of the program uses, under one name."""
 
 from qtool.formats.dtypes import (
     DTYPE_BITS,
@@ -19,16 +19,14 @@ from qtool.formats.safetensors_header import (
     read_json,
     read_range,
 )
-from qtool.formats.safetensors_writer import (
+from qtool.formats.safetensors_layout import (
     INDEX_NAME,
     FileLayout,
     Layout,
-    StreamWriter,
-    checksum,
     lay_out,
-    parse_size,
     plan_shards,
 )
+from qtool.formats.safetensors_writer import StreamWriter, checksum, parse_size
 
 __all__ = [
     "DTYPE_BITS",

@@ -52,8 +52,8 @@ def inspect(
         _inspect_gguf(path, models, tensor, all_, json_)
         return
     from qtool.artifacts.artifact import Artifact
-    from qtool.inspect import detail_lines, tensor_detail
-    from qtool.inspect import inspect as look
+    from qtool.inspecting.inspect import inspect as look
+    from qtool.inspecting.tensor_detail import detail_lines, tensor_detail
     from qtool.table import Table
 
     if tensor is not None:
@@ -85,7 +85,7 @@ def _address(text: str) -> str | None:
 
 def _inspect_remote(address: str, tensor: str | None, every: bool, as_json: bool) -> None:
     from qtool.gguf.inspect_text import summary, tables
-    from qtool.inspect import Inspection
+    from qtool.inspecting.inspect import Inspection
     from qtool.remote.open import opened
     from qtool.table import Table
 
@@ -164,7 +164,7 @@ def _say_detail(detail: dict[str, Any], as_json: bool, lines: Any) -> None:
     if as_json:
         print_json(sayable(detail))
         return
-    from qtool.histogram import bars
+    from qtool.inspecting.histogram import bars
 
     for line in lines(detail):
         typer.echo(line)

@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from qtool.checkpoints.checkpoint import MATRIX, is_matrix
+from qtool.checkpoints.weight_files import MATRIX, is_matrix
 from qtool.errors import FormatError, SourceError
 from qtool.formats.gguf_arrays import StoredArray
 from qtool.formats.gguf_cursor import begins_as_gguf

@@ -10,7 +10,7 @@ from typing import Any
 from qtool.formats.gguf_header import TensorInfo
 from qtool.formats.gguf_values import Kind, Value
 from qtool.gguf.inspect import GgufInspection, plain
-from qtool.histogram import scale_lines
+from qtool.inspecting.histogram import scale_lines
 from qtool.numbered import Parts, numbers_at, parts_of, ranges
 from qtool.printable import printable
 from qtool.record import CALIBRATION, calibrated_on, made_by

@@ -106,7 +106,7 @@ def histograms(file: GgufFile, info: TensorInfo, found: dict[str, Any]) -> dict[
     """How often each code occurs, and the scales of the blocks; of a type without codes of single
     weights a histogram of the weights. found: what `statistics` said."""
     from qtool.formats.gguf_codes import CODES, block_scales, code_counts
-    from qtool.histogram import of_scales, of_values
+    from qtool.inspecting.histogram import of_scales, of_values
 
     name = info.type.name
     if name not in CODES:

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from qtool.checkpoints.checkpoint import MATRIX
+from qtool.checkpoints.weight_files import MATRIX
 from qtool.errors import FormatError, ResumeError
 from qtool.formats.safetensors_header import read_json
 from qtool.runs import statement

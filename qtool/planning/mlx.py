@@ -9,7 +9,7 @@ from qtool.errors import UnsupportedError
 from qtool.formats import mxfp4
 from qtool.formats.mlx_experts import STACKED, stack_of
 from qtool.formats.mlx_models import refused, takes_experts
-from qtool.formats.safetensors_writer import StackOf
+from qtool.formats.safetensors_layout import StackOf
 from qtool.planning.fit import Action
 from qtool.planning.planned import Planned
 from qtool.recipe.recipe import Recipe

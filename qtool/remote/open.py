@@ -17,7 +17,8 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, TypeVar
 
 from qtool.artifacts.artifact import Artifact
-from qtool.checkpoints.checkpoint import Checkpoint, read_index
+from qtool.checkpoints.checkpoint import Checkpoint
+from qtool.checkpoints.weight_files import read_index
 from qtool.errors import FormatError, QtoolError, SourceError
 from qtool.formats import safetensors_header
 from qtool.formats.gguf_cursor import READ_AHEAD
@@ -26,7 +27,7 @@ from qtool.formats.gguf_header import parse_header
 from qtool.formats.safetensors_file import INDEX_NAME
 from qtool.gguf.inspect import GgufInspection
 from qtool.hub import unusable
-from qtool.inspect import Inspection, inspection
+from qtool.inspecting.inspect import Inspection, inspection
 from qtool.record import FILE_NAME
 from qtool.remote.answers import RefusedError, shown
 from qtool.remote.places import Place, locate

@@ -20,7 +20,7 @@ import qtool
 from qtool import hub
 from qtool.errors import SourceError
 from qtool.formats.safetensors_header import parse_json
-from qtool.formats.safetensors_writer import INDEX_NAME
+from qtool.formats.safetensors_layout import INDEX_NAME
 from qtool.remote.answers import RefusedError, shown
 from qtool.remote.ranges import Server, basic, origin, split
 

@@ -13,7 +13,7 @@ from qtool.formats.gguf_file import GgufFile
 from qtool.gguf.inspect import GgufInspection
 from qtool.gguf.open import is_gguf, open_source
 from qtool.gguf_types import BY_NAME
-from qtool.inspect import inspect
+from qtool.inspecting.inspect import inspect
 from qtool.report import origin, sample
 from qtool.report.facts import Loading
 from qtool.report.names import decoder_prefix, place

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from qtool.checkpoints.checkpoint import refuse_matrix
+from qtool.checkpoints.weight_files import refuse_matrix
 from qtool.errors import FormatError, UnsupportedError
 from qtool.formats.safetensors_header import parse_json, read_json
 from qtool.gguf.open import is_gguf, open_source

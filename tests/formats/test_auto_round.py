@@ -21,7 +21,7 @@ from qtool.cuda.reading import OnDevice
 from qtool.errors import QtoolError, UnsupportedError
 from qtool.formats.auto_round import left_dense
 from qtool.formats.known import detect
-from qtool.inspect import inspect
+from qtool.inspecting.inspect import inspect
 from qtool.quality.weights import open_weights
 from qtool.scheme import GroupQuant, Scheme
 from qtool.streaming.device import Device

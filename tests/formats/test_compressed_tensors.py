@@ -15,7 +15,7 @@ from packed_files import write
 from qtool.artifacts.artifact import Artifact
 from qtool.errors import FormatError, QtoolError
 from qtool.formats import compressed_tensors, detect
-from qtool.inspect import inspect
+from qtool.inspecting.inspect import inspect
 from qtool.scheme import Scheme
 
 CHANNEL = {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True}

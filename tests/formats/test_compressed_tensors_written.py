@@ -17,7 +17,7 @@ from qtool.errors import FormatError
 from qtool.formats import Facts, compressed_tensors, detect
 from qtool.formats.compressed_tensors_config import chosen_group, named
 from qtool.formats.float_codes import pack_nibbles
-from qtool.inspect import inspect
+from qtool.inspecting.inspect import inspect
 from qtool.scheme import Scheme
 
 

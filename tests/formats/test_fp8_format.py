@@ -18,7 +18,7 @@ from qtool.dequantize import dequantize
 from qtool.errors import FormatError, QtoolError, UnsupportedError
 from qtool.formats import Facts, bitsandbytes, detect, fp8, modelopt
 from qtool.formats import float_codes as codes_of
-from qtool.inspect import inspect
+from qtool.inspecting.inspect import inspect
 from qtool.scheme import GroupQuant, Scheme
 
 M = "model.layers.0.mlp.up_proj"

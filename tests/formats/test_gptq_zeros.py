@@ -16,7 +16,7 @@ from verifying import serious
 
 from qtool.errors import FormatError, UnsupportedError
 from qtool.formats import Options, detect, gptq, gptq_zeros
-from qtool.inspect import inspect
+from qtool.inspecting.inspect import inspect
 from qtool.scheme import GroupQuant, Scheme
 
 ONES = {2: [0x55555555], 3: [0x24924924, 0x92492492, 0x49249249], 4: [0x11111111], 8: [0x01010101]}

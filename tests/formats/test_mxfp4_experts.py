@@ -21,7 +21,7 @@ from qtool.cli.main import app
 from qtool.diff.diff import diff
 from qtool.errors import FormatError, UnsupportedError
 from qtool.formats import mxfp4_experts
-from qtool.inspect import inspect
+from qtool.inspecting.inspect import inspect
 from qtool.quality.weights import open_weights
 from qtool.runs.progress import Progress
 from qtool.verification.run import verify_artifact

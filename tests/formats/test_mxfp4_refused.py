@@ -126,7 +126,7 @@ def test_float16_is_told_of_vllm(tmp_path: Path) -> None:
 
 
 def test_one_expert_is_inspected(written: Path) -> None:
-    from qtool.inspect import tensor_detail
+    from qtool.inspecting.tensor_detail import tensor_detail
 
     artifact = Artifact.open(written)
     detail = tensor_detail(artifact, f"{LAYER.format(1)}.2.gate_up_proj.weight")

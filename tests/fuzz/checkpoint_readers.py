@@ -45,7 +45,7 @@ class Header:
 
     def attempt(self, data: bytes) -> None:
         from qtool.artifacts.artifact import Artifact
-        from qtool.inspect import inspection
+        from qtool.inspecting.inspect import inspection
 
         kind, content = (data[0] if data else 0), data[1:]
         self.path.write_bytes(content)
@@ -178,7 +178,7 @@ class Config:
         from qtool.artifacts.artifact import Artifact
         from qtool.gguf.from_hf.source import hf_source
         from qtool.gguf.plan import make_gguf_plan
-        from qtool.inspect import inspection
+        from qtool.inspecting.inspect import inspection
         from qtool.planning.plan import make_plan
         from qtool.recipe.recipe import load
         from qtool.verification.run import verify_artifact

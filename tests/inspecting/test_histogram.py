@@ -14,8 +14,8 @@ from qtool.cli.main import app
 from qtool.formats.gguf_codes import CODES
 from qtool.formats.gguf_values import Kind
 from qtool.gguf_types import BY_NAME
-from qtool.histogram import BINS, Bars, bars, edges, of_codes, of_scales, of_values
-from qtool.inspect import of_quant
+from qtool.inspecting.histogram import BINS, Bars, bars, edges, of_codes, of_scales, of_values
+from qtool.inspecting.tensor_detail import of_quant
 from qtool.scheme import GroupQuant, Scheme
 
 

@@ -17,7 +17,7 @@ from qtool.artifacts.artifact import Artifact
 from qtool.cli.main import app
 from qtool.errors import FormatError, SourceError, UnsupportedError
 from qtool.formats import FORMATS
-from qtool.inspect import inspect
+from qtool.inspecting.inspect import inspect
 from qtool.scheme import GroupQuant, Scheme
 from qtool.verification.run import verify_artifact
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from qtool.inspect import _recorded
+from qtool.inspecting.inspect import _recorded
 from qtool.record import made_by
 
 

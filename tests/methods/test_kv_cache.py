@@ -17,7 +17,7 @@ from qtool.artifacts.artifact import Artifact
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.converting.from_artifact import artifact_model
 from qtool.errors import FormatError, RecipeError, UnsupportedError
-from qtool.inspect import inspect
+from qtool.inspecting.inspect import inspect
 from qtool.planning.cache import attention_of
 from qtool.planning.plan import make_plan
 from qtool.quality import activations

@@ -156,7 +156,7 @@ def test_one_expert(tmp_path: Path) -> None:
 def test_other_files_of_that_quant_method(root: Path, tmp_path: Path) -> None:
     """Bytes that are no stacks of experts are named, and not read."""
     from qtool.artifacts.artifact import Artifact
-    from qtool.inspect import inspect
+    from qtool.inspecting.inspect import inspect
 
     def others(state: State) -> None:
         for name in [name for name in state if name.endswith("self_attn.q_proj.weight")]:

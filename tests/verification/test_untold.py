@@ -13,7 +13,7 @@ from verifying import serious
 
 from qtool.cli.verify import lines
 from qtool.errors import UnsupportedError
-from qtool.inspect import inspect
+from qtool.inspecting.inspect import inspect
 from qtool.quality.weights import open_weights
 from qtool.verification.run import verify_artifact
 
