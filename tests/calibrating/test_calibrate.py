@@ -32,11 +32,6 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
-    return quantizing.caller(monkeypatch, capfd)
-
-
 def calibrate(call: Call, root: Path, out: Path, *more: object, model: str = "llama") -> Path:
     text = root / "text.txt"
     said = call("calibrate", root / model, "-o", out, "--calibration", text, *SMALL, *more)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from cuda_device import device, emulator
-from quantizing import Call, caller
+from quantizing import Call
 
 import qtool
 from qtool.errors import QtoolError, SourceError, UnsupportedError, UsageError
@@ -36,11 +36,6 @@ pytestmark = pytest.mark.filterwarnings("error::FutureWarning")
 __all__ = ["device", "emulator"]
 
 QUIET = Progress(quiet=True)
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
-    return caller(monkeypatch, capfd)
 
 
 @pytest.fixture

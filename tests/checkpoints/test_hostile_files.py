@@ -30,7 +30,7 @@ from hostile import (
 from hostile.journals import Left
 from hostile.row import Row
 from hostile.servers import Lie
-from quantizing import Call, Called, caller
+from quantizing import Call, Called
 from range_server import RangeServer
 
 from qtool.errors import FormatError
@@ -63,11 +63,6 @@ KEPT = "what is finished is kept ("
 def _models() -> Iterator[None]:
     yield
     row.forget()
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
-    return caller(monkeypatch, capfd)
 
 
 def there(folder: Path) -> dict[str, bytes | None]:

@@ -14,7 +14,6 @@ from bad_models import (
     Q,
     arguments,
     assert_one_sentence,
-    call,
     model,
     original,
     replace,
@@ -23,7 +22,7 @@ from bad_models import (
 from quantizing import Call
 from safetensors.numpy import load_file, save_file
 
-__all__ = ["call", "model", "original"]
+__all__ = ["model", "original"]
 
 NORM = "model.layers.1.input_layernorm.weight"
 

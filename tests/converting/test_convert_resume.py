@@ -68,11 +68,6 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
-    return quantizing.caller(monkeypatch, capfd)
-
-
 def make(root: Path, case: Case, out: Path, **more: object) -> None:
     request = Request(
         root / case.source, target(case.to), out, lossy=case.lossy, max_shard_bytes=case.shard,

@@ -10,7 +10,7 @@ import gguf_models_later
 import numpy as np
 import pytest
 import quantizing
-from quantizing import Call, caller
+from quantizing import Call
 
 from qtool.artifacts.artifact import Artifact
 from qtool.checkpoints.checkpoint import Checkpoint
@@ -46,11 +46,6 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("gptq", "awq", "fp8", "mlx", "v4"):
         convert(Request(root / name, target("hf"), root / f"{name}-hf"), QUIET)
     return root
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
-    return caller(monkeypatch, capfd)
 
 
 def view_of(folder: Path) -> Plain:

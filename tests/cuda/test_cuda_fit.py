@@ -8,7 +8,7 @@ from arch_models import VOCABULARY
 from cuda_device import device, emulator
 from emulated_cuda import Cuda
 from emulated_gpu import cuda, gpu
-from fitting_runs import SMALL, call, fitted, tiny
+from fitting_runs import SMALL, fitted, tiny
 from killed_runs import Died, dying
 from quantizing import Call
 from small_models import checkpoint
@@ -21,7 +21,7 @@ from qtool.runs.workspace import workspace
 from qtool.streaming.device import Device
 from qtool.streaming.skeleton import Skeleton
 
-__all__ = ["call", "cuda", "device", "emulator", "gpu", "tiny"]
+__all__ = ["cuda", "device", "emulator", "gpu", "tiny"]
 
 TOKENS = np.random.default_rng(1).integers(3, VOCABULARY, (3, 40), dtype=np.int64)
 

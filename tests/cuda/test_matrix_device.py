@@ -13,7 +13,6 @@ import quantizing
 from cuda_device import emulator
 from emulated_cuda import Cuda
 from emulated_gpu import cuda, gpu
-from fitting_runs import call
 from quantizing import Call
 from small_models import checkpoint
 
@@ -27,7 +26,7 @@ from qtool.matrix import shared
 from qtool.quality import evaluate as evaluating
 from qtool.streaming.device import Device
 
-__all__ = ["call", "cuda", "emulator", "gpu"]
+__all__ = ["cuda", "emulator", "gpu"]
 
 GPU = "Emulated (sm_90)"
 MINE = """method: gptq

@@ -9,7 +9,7 @@ import gguf_models
 import numpy as np
 import pytest
 import quantizing
-from fitting_runs import SMALL, call, fitted, request, tiny
+from fitting_runs import SMALL, fitted, request, tiny
 from places import ROOT
 from quantizing import Call
 
@@ -20,7 +20,7 @@ from qtool.recipe.recipe import load
 from qtool.runs.progress import Progress
 from qtool.schemas import text as schema_text
 
-__all__ = ["call", "tiny"]
+__all__ = ["tiny"]
 
 
 def test_from_a_size_to_a_file(tiny: Path, tmp_path: Path, call: Call) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import quantizing
-from fitting_runs import SMALL, call, tiny, widths
+from fitting_runs import SMALL, tiny, widths
 from quantizing import Call
 
 from qtool.checkpoints import structure
@@ -14,7 +14,7 @@ from qtool.fitting.request import FitRequest, Fitted
 from qtool.recipe.recipe import Recipe, load
 from qtool.runs.progress import Progress
 
-__all__ = ["call", "tiny"]
+__all__ = ["tiny"]
 
 
 @pytest.mark.parametrize(

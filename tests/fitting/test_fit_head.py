@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fitting_runs import SMALL, call, widths
+from fitting_runs import SMALL, widths
 from quantizing import Call, first_blocks_of_tiny
 from safetensors.torch import load_file, save_file
 
@@ -17,8 +17,6 @@ from qtool.fitting.slope import Slope, Slopes
 from qtool.planning.planned import Planned
 from qtool.recipe.recipe import Recipe, load
 from qtool.scheme import Dense
-
-__all__ = ["call"]
 
 EMBEDDING, HEAD = "model.embed_tokens", "lm_head"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from fitting_runs import SMALL, call, tiny
+from fitting_runs import SMALL, tiny
 from quantizing import Call
 
 from qtool import api
@@ -18,7 +18,7 @@ from qtool.planning.shapes import Block, Input, Shapes, slope_bytes
 from qtool.recipe.file import Calibration
 from qtool.streaming.workers import Workers
 
-__all__ = ["call", "tiny"]
+__all__ = ["tiny"]
 
 LONG = ("--samples", 4, "--length", 512)  # more micro-batches than threads
 

@@ -13,7 +13,7 @@ import gguf_models
 import pytest
 import quantizing
 from faulty_runs import KEPT
-from fitting_runs import SMALL, call, fitted, tiny
+from fitting_runs import SMALL, fitted, tiny
 from killed_runs import KILLED, Died, damage, dying
 from quantizing import Call
 
@@ -24,7 +24,7 @@ from qtool.fitting.of_gguf import losses_of
 from qtool.fitting.request import Fitted
 from qtool.runs.journal import Journal
 
-__all__ = ["call", "tiny"]
+__all__ = ["tiny"]
 
 PASSED = 7  # lines of states before three places, of the head, of two blocks, and of tables
 ROUNDED = 15  # one for each tensor

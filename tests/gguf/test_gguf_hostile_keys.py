@@ -11,7 +11,6 @@ from typing import Any
 
 import gguf_small
 import pytest
-import quantizing
 from gguf_small import Keys, Tensors
 from quantizing import Call
 
@@ -152,11 +151,6 @@ def arguments(command: str, model: Path, folder: Path) -> list[str]:
         "plan": ["--recipe", "q4_k_m"],
     }
     return [command, str(model), *more[command]]
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
-    return quantizing.caller(monkeypatch, capfd)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import gguf_files
 import pytest
-from quantizing import Call, caller
+from quantizing import Call
 
 import qtool
 
@@ -18,11 +18,6 @@ import qtool
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return gguf_files.small(tmp_path_factory.mktemp("gguf"))
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
-    return caller(monkeypatch, capfd)
 
 
 # Where the package that is tested lies: a checkout beside an installed one has no kernels.

@@ -283,11 +283,6 @@ def test_a_checkpoint_that_overflows_is_refused(tmp_path: Path) -> None:
         )
 
 
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
-    return quantizing.caller(monkeypatch, capfd)
-
-
 def test_calibrate_tiny(tmp_path: Path, call: Call) -> None:
     """The command on the model that ships with the package, against float64 sums."""
     quantizing.text_file(tmp_path / "text.txt")

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import quantizing
 from artifact_files import random_quant, write_folder
-from evaluating import artifacts
+from evaluating import artifacts, call
 from quantizing import Call
 from report_figures import figures
 
@@ -28,6 +28,8 @@ from qtool.runs import pipeline
 from qtool.runs.progress import Progress
 from qtool.runs.request import Request
 from qtool.scheme import Scheme
+
+__all__ = ["call"]
 
 VOID = {"br", "col", "hr", "meta", "wbr"}
 HOSTILE = "<script>alert('1')</script>\"><img src=x onerror=y>\u202e\x1b[31m"
@@ -68,14 +70,6 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("awq", "gptq", "q4.gguf"))]  # fmt: skip
     (folder / "figures.json").write_text(json.dumps({"against": "tiny", "artifacts": rows}))
     return folder
-
-
-@pytest.fixture
-def call(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
-) -> Call:
-    monkeypatch.setenv("QTOOL_CACHE", str(tmp_path / "cache"))
-    return quantizing.caller(monkeypatch, capfd)
 
 
 def reported(

@@ -41,11 +41,6 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
-    return quantizing.caller(monkeypatch, capfd)
-
-
 @pytest.mark.parametrize(
     ("recipe", "text", "options", "files"),
     [

@@ -13,7 +13,7 @@ import quantizing
 import torch
 import torch.nn.functional as F
 from killed_runs import Died, dying
-from precise_runs import ASKED, SMALL, call, now
+from precise_runs import ASKED, SMALL, now
 from quantizing import Call, first_block_of_tiny, first_blocks_of_tiny, text_file
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
@@ -29,9 +29,6 @@ from qtool.streaming.precision import has_bfloat16, products_in, settled
 from qtool.streaming.skeleton import Skeleton
 from qtool.texts.calibration import Calibration
 from qtool.transforms import awq, chain
-
-__all__ = ["call"]
-
 
 PASSES = (
     (placed, "collect"),

@@ -8,7 +8,7 @@ import pytest
 import quantizing
 import torch
 from killed_runs import Died, dying
-from precise_runs import ASKED, SMALL, call, now
+from precise_runs import ASKED, SMALL, now
 from quantizing import Call, first_block_of_tiny, first_blocks_of_tiny, text_file
 from reported_again import again
 from small_models import checkpoint
@@ -20,8 +20,6 @@ from qtool.fitting.costs import precision_of
 from qtool.runs import embedded
 from qtool.streaming import precision
 from qtool.streaming.precision import has_bfloat16, products_in
-
-__all__ = ["call"]
 
 OWN = ("--calibration", "text.txt", *SMALL)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft202012Validator
 from places import SUPPORT
-from quantizing import Call, Called, caller, files, first_block_of_tiny, text_file
+from quantizing import Call, Called, files, first_block_of_tiny, text_file
 
 from qtool import schemas
 from qtool.cli import main as cli
@@ -28,11 +28,6 @@ OWN = {
 }
 NAMES = ("gptq", "awq", "rtn", "importance", "w8a8-static", "nothing-fits")
 SMALL = ("--calibration", "../text.txt", "--samples", "4", "--length", "64")
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
-    return caller(monkeypatch, capfd)
 
 
 def file_of(name: str) -> str:

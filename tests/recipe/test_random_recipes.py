@@ -34,11 +34,6 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
-    return quantizing.caller(monkeypatch, capfd)
-
-
 def model_of(root: Path, name: str) -> Path:
     folder = root / "models" / name
     if not folder.exists():

@@ -17,7 +17,6 @@ from bad_models import (
     arguments,
     assert_goes_on,
     assert_one_sentence,
-    call,
     model,
     original,
     replace,
@@ -28,7 +27,7 @@ from quantizing import Call, Called
 import qtool
 from qtool.formats import safetensors_writer
 
-__all__ = ["call", "model", "original"]
+__all__ = ["model", "original"]
 
 
 @pytest.mark.parametrize("recipe", ["w4g128-rtn", "w4g128-gptq"])

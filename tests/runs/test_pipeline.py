@@ -46,11 +46,6 @@ EXTRA = {
 Make = Callable[..., Run]
 
 
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
-    return quantizing.caller(monkeypatch, capfd)
-
-
 def recorded_logits(skeleton: Skeleton, weights: dict[str, Any], tokens: Any) -> torch.Tensor:
     """Logits of the source model with the blocks' weights as they were in memory."""
     with Workers(1) as workers:

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
-from quantizing import Call, caller, first_blocks_of_tiny
+from quantizing import Call, first_blocks_of_tiny
 from replacing import FREELY, artifact, by_staging, by_workspace, mark_of, no_trade
 
 from qtool.errors import QtoolError, UnsupportedError
@@ -17,11 +17,6 @@ from qtool.runs.staging import check_out, staged_file
 from qtool.runs.workspace import check_free, workspace
 
 Making = Callable[[Path], AbstractContextManager[object]]
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
-    return caller(monkeypatch, capfd)
 
 
 @pytest.mark.parametrize("trades", [True, False])

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from gpt_oss import OWN, source_for
-from quantizing import Call, caller, first_block_of_tiny, text_file
+from quantizing import Call, first_block_of_tiny, text_file
 
 import qtool.reproduce.run as running
 from qtool.cli.reproduce import lines
@@ -16,11 +16,6 @@ from qtool.recipe.file import shipped
 from qtool.recipe.recipe import load
 
 SMALL = ("--samples", "4", "--length", "64")
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
-    return caller(monkeypatch, capfd)
 
 
 def test_a_folder(tmp_path: Path, call: Call) -> None:

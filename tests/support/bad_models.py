@@ -27,11 +27,6 @@ def model(original: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(original, tmp_path / "model"))
 
 
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
-    return quantizing.caller(monkeypatch, capfd)
-
-
 def arguments(model: Path, recipe: str, out: Path, *more: object) -> list[str]:
     small = ["--samples", 4, "--length", 64, "--calibration", model / "good.txt"]
     group = ["--set", "weights.group_size=32"]

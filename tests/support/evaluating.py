@@ -36,11 +36,10 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def call(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
-) -> Call:
+def call(call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Call:
+    """With a cache of its own."""
     monkeypatch.setenv("QTOOL_CACHE", str(tmp_path / "cache"))
-    return quantizing.caller(monkeypatch, capfd)
+    return call
 
 
 def evaluated(call: Call, root: Path, name: str, *more: object) -> dict[str, object]:

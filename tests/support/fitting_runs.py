@@ -4,8 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import quantizing
-from quantizing import Call, first_blocks_of_tiny
+from quantizing import first_blocks_of_tiny
 
 from qtool.artifacts.artifact import Artifact
 from qtool.fitting.fit import fit
@@ -15,11 +14,6 @@ from qtool.runs.progress import Progress
 from qtool.scheme import GroupQuant
 
 SMALL = ("--samples", 4, "--length", 64)
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
-    return quantizing.caller(monkeypatch, capfd)
 
 
 @pytest.fixture(scope="module")

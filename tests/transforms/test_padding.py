@@ -15,7 +15,7 @@ import header_files
 import numpy as np
 import pytest
 import quantizing
-from quantizing import Call, caller
+from quantizing import Call
 from safetensors.numpy import load_file
 
 from qtool.checkpoints.checkpoint import Checkpoint
@@ -31,12 +31,6 @@ from qtool.planning.plan import make_plan
 from qtool.recipe.recipe import Recipe, load, parse
 from qtool.runs.progress import Progress
 from qtool.verification.run import verify_artifact
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
-    return caller(monkeypatch, capfd)
-
 
 DENSE = "method: none\nformat: dense\npad_intermediate: 512\n"
 WIDE = 36  # no width of the small models is a multiple of it
