@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from long_tests import mark
-from places import SUPPORT
-from remembered_ids import remembered
+
+from support.long_tests import mark
+from support.places import SUPPORT
+from support.remembered_ids import remembered
 
 if TYPE_CHECKING:
-    from quantizing import Call
+    from support.runs.quantizing import Call
 
 # Before a library with threads is there: they are as many as processes ask for, most matrices are
 # small, and threads that wait would spin while others have work.
@@ -112,7 +113,7 @@ def no_disk_is_waited_for() -> Iterator[None]:
 @pytest.fixture
 def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> "Call":
     """call("quantize", folder, ...) runs the command line in this process, and has what it said."""
-    from quantizing import caller
+    from support.runs.quantizing import caller
 
     return caller(monkeypatch, capfd)
 

@@ -5,9 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import quantizing
 import torch
-from quantizing import Call
 
 from qtool.artifacts.artifact import Artifact
 from qtool.calibrating import measure, placed
@@ -17,6 +15,8 @@ from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.streaming.skeleton import Skeleton
 from qtool.transforms import awq, chain
 from qtool.transforms.proved import Applied, Subject
+from support.runs import quantizing
+from support.runs.quantizing import Call
 
 SMALL = ["--samples", "6", "--length", "64"]
 

@@ -10,11 +10,9 @@ import sys
 from pathlib import Path
 from typing import Any, cast
 
-import hub_server
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from text_files import Settings
 from typer.testing import CliRunner
 
 from qtool.cli.main import app
@@ -26,6 +24,8 @@ from qtool.texts.calibration import calibration_tokens, chunks
 from qtool.texts.mixture import check_source
 from qtool.texts.source import Text, default_text, load_text, read_text
 from qtool.texts.tokenizing import tokenize
+from support.calibrating.text_files import Settings
+from support.hub import hub_server
 
 # In a process of its own: huggingface_hub reads its environment when it is imported.
 LOAD = """

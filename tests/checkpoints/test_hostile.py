@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from artifact_files import random_quant, write_folder
 
 from qtool.artifacts.artifact import Artifact
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import FormatError, QtoolError, SourceError
 from qtool.formats import safetensors_file as st
 from qtool.scheme import Scheme
+from support.formats.artifact_files import random_quant, write_folder
 
 
 def entry(dtype: Any = "F32", shape: Any = (2,), offsets: Any = (0, 8)) -> dict[str, Any]:

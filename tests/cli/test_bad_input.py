@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import quantizing
-from bad_models import (
+from safetensors.numpy import load_file, save_file
+
+from support.runs import quantizing
+from support.runs.bad_models import (
     RECIPES,
     Q,
     arguments,
@@ -19,8 +21,7 @@ from bad_models import (
     replace,
     snapshot,
 )
-from quantizing import Call
-from safetensors.numpy import load_file, save_file
+from support.runs.quantizing import Call
 
 __all__ = ["model", "original"]
 

@@ -8,10 +8,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-import quantizing
 import safetensors.torch
 import torch
-from converting import (
+from typer.testing import CliRunner
+
+from qtool import schemas
+from qtool.artifacts.artifact import Artifact
+from qtool.cli import main
+from qtool.converting import pieces
+from qtool.converting.targets import TARGETS, target
+from qtool.errors import QtoolError, UnsupportedError, UsageError
+from qtool.hub import resolve
+from support.converting.converting import (
     MATRICES,
     TENSORS,
     artifacts,
@@ -23,16 +31,8 @@ from converting import (
     stored,
     weights,
 )
-from typer.testing import CliRunner
-from verifying import forget_digests
-
-from qtool import schemas
-from qtool.artifacts.artifact import Artifact
-from qtool.cli import main
-from qtool.converting import pieces
-from qtool.converting.targets import TARGETS, target
-from qtool.errors import QtoolError, UnsupportedError, UsageError
-from qtool.hub import resolve
+from support.runs import quantizing
+from support.verification.verifying import forget_digests
 
 AWQ = ("awq", "awq-gemv", "awq-gemv-fast", "awq-llm")
 ASYMMETRIC = (*AWQ, "gptq-v2", "compressed-tensors")

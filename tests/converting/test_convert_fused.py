@@ -11,18 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import arch_models
-import converting
-import gguf_models
 import numpy as np
 import pytest
-import quantizing
 import torch
-from killed_conversions import killed, steps
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
-from transposed_experts import transposed
-from verifying import forget_digests
 
 from qtool.artifacts.artifact import Artifact
 from qtool.checkpoints.checkpoint import Checkpoint
@@ -36,6 +29,13 @@ from qtool.formats import safetensors_writer
 from qtool.formats.safetensors_file import StreamWriter, from_float32, to_float32
 from qtool.runs.progress import Progress
 from qtool.verification.run import verify_artifact
+from support.converting import converting
+from support.converting.killed_conversions import killed, steps
+from support.gguf import gguf_models
+from support.models import arch_models
+from support.models.transposed_experts import transposed
+from support.runs import quantizing
+from support.verification.verifying import forget_digests
 
 RECIPE, GROUPS = "w4g64-rtn", ("weights.group_size=16", "indivisible=dense")
 # Of two experts that stay dense in one matrix each.

@@ -6,13 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import converting
 import pytest
-import quantizing
-from killed_conversions import killed, steps
-from killed_runs import damage
-from quantizing import Call, files
-from verifying import forget_digests
 
 from qtool.converting import resume
 from qtool.converting.request import Request
@@ -28,6 +22,12 @@ from qtool.gguf.request import GgufRequest
 from qtool.recipe.recipe import load
 from qtool.runs.journal import Journal
 from qtool.runs.progress import Progress
+from support.converting import converting
+from support.converting.killed_conversions import killed, steps
+from support.runs import quantizing
+from support.runs.killed_runs import damage
+from support.runs.quantizing import Call, files
+from support.verification.verifying import forget_digests
 
 
 @dataclass(frozen=True)

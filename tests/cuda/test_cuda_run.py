@@ -11,16 +11,10 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import arch_models
-import gpt_oss
 import numpy as np
 import pytest
-import quantizing
 import torch
-from arch_models import VOCABULARY
-from cuda_device import device, emulator
 from numpy.typing import NDArray
-from small_models import checkpoint
 
 import qtool
 from qtool.artifacts.artifact import Artifact
@@ -44,6 +38,11 @@ from qtool.streaming.skeleton import Skeleton
 from qtool.streaming.stream import InMemory, LoadedBlock, Stream
 from qtool.streaming.workers import Workers
 from qtool.verification.run import verify_artifact
+from support.cuda.cuda_device import device, emulator
+from support.models import arch_models, gpt_oss
+from support.models.arch_models import VOCABULARY
+from support.models.small_models import checkpoint
+from support.runs import quantizing
 
 __all__ = ["device", "emulator"]
 

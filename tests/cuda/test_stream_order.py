@@ -11,18 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import gguf_files
-import gguf_from_hf
 import numpy as np
 import pytest
-import quantizing
 import torch
-from arch_models import VOCABULARY
-from cuda_emulation import Emulator, OnGpu, emulator
-from cuda_emulation import placed as placed_
-from emulated_cuda import Cuda, Tensor
-from emulated_gpu import cuda, gpu, quantized
-from small_models import checkpoint
 
 import qtool
 from qtool.calibrating import placed
@@ -38,6 +29,14 @@ from qtool.streaming.skeleton import Skeleton
 from qtool.streaming.stream import InMemory, LoadedBlock
 from qtool.streaming.workers import Workers
 from qtool.transforms import awq
+from support.cuda.cuda_emulation import Emulator, OnGpu, emulator
+from support.cuda.cuda_emulation import placed as placed_
+from support.cuda.emulated_cuda import Cuda, Tensor
+from support.cuda.emulated_gpu import cuda, gpu, quantized
+from support.gguf import gguf_files, gguf_from_hf
+from support.models.arch_models import VOCABULARY
+from support.models.small_models import checkpoint
+from support.runs import quantizing
 
 __all__ = ["cuda", "emulator", "gpu"]
 

@@ -6,14 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import other_tools as other
 import pytest
 import torch
-from converting import converted, first_block
-from cuda_device import device, emulator
 from numpy.typing import NDArray
-from packed_files import write
-from verifying import but_digests, serious
 
 from qtool.artifacts.artifact import Artifact
 from qtool.checkpoints.checkpoint import Checkpoint
@@ -27,6 +22,11 @@ from qtool.scheme import GroupQuant, Scheme
 from qtool.streaming.device import Device
 from qtool.verification.engines.rules import engine_findings
 from qtool.verification.run import verify_artifact
+from support.converting.converting import converted, first_block
+from support.cuda.cuda_device import device, emulator
+from support.formats import other_tools as other
+from support.formats.packed_files import write
+from support.verification.verifying import but_digests, serious
 
 __all__ = ["device", "emulator"]
 

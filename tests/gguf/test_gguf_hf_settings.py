@@ -6,15 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hf_arrays import (
-    LLAMA,
-    Arrays,
-    gemma2,
-    llama,
-    mixtral,
-    numbers,
-    write,
-)
 from numpy.typing import NDArray
 
 from qtool.errors import FormatError, QtoolError, SourceError, UnsupportedError
@@ -25,6 +16,15 @@ from qtool.gguf.from_hf.general import general_metadata
 from qtool.gguf.from_hf.hf_config import complete
 from qtool.gguf.from_hf.rope_tensors import llama3_divisors
 from qtool.gguf.from_hf.source import hf_source
+from support.models.hf_arrays import (
+    LLAMA,
+    Arrays,
+    gemma2,
+    llama,
+    mixtral,
+    numbers,
+    write,
+)
 
 
 @pytest.fixture(autouse=True)

@@ -9,14 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import gguf_small
 import pytest
-from gguf_small import Keys, Tensors
-from quantizing import Call
 
 import qtool.calibrating.measure
 import qtool.quality.evaluate  # noqa: F401 (imported here, no command takes time for it)
 from qtool.formats.gguf_values import Kind
+from support.gguf import gguf_small
+from support.gguf.gguf_small import Keys, Tensors
+from support.runs.quantizing import Call
 
 Change = Callable[[Keys, Tensors], object]
 COMMANDS = ("convert", "calibrate", "eval", "plan")

@@ -4,7 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import gguf_models
 import numpy as np
 import pytest
 
@@ -20,6 +19,7 @@ from qtool.gguf.from_hf.source import hf_source
 from qtool.gguf.from_hf.value_maps import MINUS_EXP
 from qtool.gguf.to_hf.model import hf_model
 from qtool.verification.gguf.tensors import check_tensors
+from support.gguf import gguf_models
 
 ROW, NEXT = TABLE["Qwen3_5ForCausalLM"], TABLE["Qwen3NextForCausalLM"]
 SETTINGS = {

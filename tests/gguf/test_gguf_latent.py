@@ -3,10 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-import gguf_models
 import numpy as np
 import pytest
-from hf_arrays import Arrays, numbers, write
 
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import FormatError, QtoolError, UnsupportedError
@@ -19,6 +17,8 @@ from qtool.gguf.from_hf.source import hf_source
 from qtool.gguf.importance.measured import Gathered, Squares
 from qtool.gguf.source import GgufSource
 from qtool.texts.calibration import Calibration
+from support.gguf import gguf_models
+from support.models.hf_arrays import Arrays, numbers, write
 
 HEADS, KEYS, VALUES, LATENTS, ROTATED, WIDTH = 2, 6, 4, 8, 2, 16
 SETTINGS: dict[str, Any] = {

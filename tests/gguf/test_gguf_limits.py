@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import gguf_models
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -15,6 +14,7 @@ from qtool.gguf.from_hf.source import hf_source
 from qtool.gguf.plan import make_gguf_plan
 from qtool.gguf.recipe import GgufRecipe
 from qtool.recipe.recipe import load
+from support.gguf import gguf_models
 
 _BY_KIND = {
     "full_attention": {"rope_type": "default", "rope_theta": 3e4},

@@ -8,11 +8,11 @@ import sys
 import time
 from pathlib import Path
 
-import gguf_files
 import pytest
-from quantizing import Call
 
 import qtool
+from support.gguf import gguf_files
+from support.runs.quantizing import Call
 
 
 @pytest.fixture(scope="module")

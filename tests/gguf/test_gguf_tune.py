@@ -2,14 +2,9 @@
 
 from pathlib import Path
 
-import gguf_from_hf
 import numpy as np
 import pytest
-import quantizing
 import torch
-from gguf_runs import begun_once, models, without_tokenizers, write
-from gguf_swept import check_fed, model_of
-from killed_runs import damage
 
 from qtool import native_gguf
 from qtool.errors import UnsupportedError
@@ -25,6 +20,11 @@ from qtool.gguf_types import BY_NAME
 from qtool.methods import tune
 from qtool.recipe import recipe as recipes
 from qtool.verification.run import verify_artifact
+from support.gguf import gguf_from_hf
+from support.gguf.gguf_runs import begun_once, models, without_tokenizers, write
+from support.gguf.gguf_swept import check_fed, model_of
+from support.runs import quantizing
+from support.runs.killed_runs import damage
 
 __all__ = ["models", "without_tokenizers"]
 

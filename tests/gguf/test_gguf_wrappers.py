@@ -5,9 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import small_tokenizers as small
-from hf_arrays import LLAMA, llama, numbers, write
-from small_tokenizers import SIZE, keys_of
 
 from qtool.errors import SourceError, UnsupportedError
 from qtool.formats.gguf_values import u32
@@ -15,6 +12,9 @@ from qtool.gguf.architectures import TABLE, class_named
 from qtool.gguf.from_hf import source as from_hf
 from qtool.gguf.from_hf.source import hf_source
 from qtool.gguf.source import GgufSource
+from support.models import small_tokenizers as small
+from support.models.hf_arrays import LLAMA, llama, numbers, write
+from support.models.small_tokenizers import SIZE, keys_of
 
 _INNER = {name: value for name, value in LLAMA.items() if name != "architectures"}
 _LLAMA = {**_INNER, "model_type": "llama"}

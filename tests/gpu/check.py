@@ -122,10 +122,9 @@ def compiled() -> None:
     """Every kernel into the cache: tests and timings find them there."""
     import torch
 
-    sys.path.insert(0, str(ROOT / "tests" / "support"))
-    from cuda_emulation import Emulator, build
-
+    sys.path.insert(0, str(ROOT / "tests"))
     from qtool.cuda import compiling
+    from support.cuda.cuda_emulation import Emulator, build
 
     names = Emulator(build(Path(os.environ["QTOOL_TEST_EMULATOR"]))).kernels()
     units = {compiling.unit_of(name): name for name in names}

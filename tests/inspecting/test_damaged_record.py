@@ -5,10 +5,10 @@ import json
 from pathlib import Path
 
 import pytest
-from evaluating import call
-from quantizing import Call, Called, first_block_of_tiny, quantize, text_file
 
 from qtool import schemas
+from support.quality.evaluating import call
+from support.runs.quantizing import Call, Called, first_block_of_tiny, quantize, text_file
 
 __all__ = ["call"]
 

@@ -11,11 +11,6 @@ from typing import Any
 import jsonschema
 import numpy as np
 import pytest
-import quantizing
-from artifact_files import random_quant, write_folder
-from evaluating import artifacts, call
-from quantizing import Call
-from report_figures import figures
 
 from qtool.errors import FormatError, SourceError
 from qtool.hub import resolve
@@ -28,6 +23,11 @@ from qtool.runs import pipeline
 from qtool.runs.progress import Progress
 from qtool.runs.request import Request
 from qtool.scheme import Scheme
+from support.formats.artifact_files import random_quant, write_folder
+from support.inspecting.report_figures import figures
+from support.quality.evaluating import artifacts, call
+from support.runs import quantizing
+from support.runs.quantizing import Call
 
 __all__ = ["call"]
 

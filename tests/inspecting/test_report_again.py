@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
-import quantizing
-from quantizing import Call
-from reported_again import again
 
 from qtool.report.again import commands
+from support.inspecting.reported_again import again
+from support.runs import quantizing
+from support.runs.quantizing import Call
 
 OWN = """\
 method: gptq

@@ -5,25 +5,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import arch_models
-import gguf_from_hf
-import gguf_models
 import numpy as np
 import pytest
-import quantizing
 import torch
-from gguf_runs import (
-    NOT_STREAMED,
-    STREAMED,
-    goes_on,
-    models,
-    streamed,
-    without_tokenizers,
-    write,
-)
 from numpy.typing import NDArray
-from recorded_inputs import opened, recorded
-from small_models import checkpoint
 
 from qtool.calibrating import guidance
 from qtool.calibrating.guidance import Guidance, Mixing, mixing
@@ -43,6 +28,20 @@ from qtool.streaming.stream import LoadedBlock, Stream
 from qtool.streaming.workers import Workers
 from qtool.texts.calibration import calibration_tokens
 from qtool.verification.run import verify_artifact
+from support.calibrating.recorded_inputs import opened, recorded
+from support.gguf import gguf_from_hf, gguf_models
+from support.gguf.gguf_runs import (
+    NOT_STREAMED,
+    STREAMED,
+    goes_on,
+    models,
+    streamed,
+    without_tokenizers,
+    write,
+)
+from support.models import arch_models
+from support.models.small_models import checkpoint
+from support.runs import quantizing
 
 MADE_UP = "gptq.gptaq=0.5"
 

@@ -6,15 +6,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import gguf_models
 import numpy as np
 import pytest
-import quantizing
 import torch
-from cuda_device import device, emulator
-from gguf_runs import STREAMED, streamed
 from numpy.typing import NDArray
-from slopes_of_outputs import QUIET, measured
 from transformers import AutoModelForCausalLM
 
 from qtool.calibrating import row_rounding
@@ -30,6 +25,11 @@ from qtool.streaming.device import Device
 from qtool.streaming.linears import Matrix
 from qtool.streaming.skeleton import MICRO_BATCH_TOKENS
 from qtool.streaming.workers import Workers
+from support.cuda.cuda_device import device, emulator
+from support.fitting.slopes_of_outputs import QUIET, measured
+from support.gguf import gguf_models
+from support.gguf.gguf_runs import STREAMED, streamed
+from support.runs import quantizing
 
 __all__ = ["device", "emulator"]
 

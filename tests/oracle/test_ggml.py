@@ -6,7 +6,6 @@ QTOOL_ORACLE_GGML names the library (see ggml_blocks.py).
 from collections.abc import Iterator
 from pathlib import Path
 
-import gguf_data
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -16,6 +15,7 @@ import qtool
 from qtool import native, native_gguf
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.gguf_types import BY_NAME, BlockType
+from support.kernels import gguf_data
 
 pytestmark = [
     pytest.mark.oracle,

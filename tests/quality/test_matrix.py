@@ -5,8 +5,6 @@ from pathlib import Path
 
 import pytest
 from jsonschema import Draft202012Validator
-from places import SUPPORT
-from quantizing import Call, Called, files, first_block_of_tiny, text_file
 
 from qtool import schemas
 from qtool.cli import main as cli
@@ -16,8 +14,10 @@ from qtool.quality import evaluate
 from qtool.recipe.recipe import Calibration
 from qtool.runs import statement
 from qtool.runs.progress import Progress
+from support.places import SUPPORT
+from support.runs.quantizing import Call, Called, files, first_block_of_tiny, text_file
 
-SCHEMA = SUPPORT / "provenance.schema.json"
+SCHEMA = SUPPORT / "quality" / "provenance.schema.json"
 GROUPS = "weights: {bits: 4, group_size: 32, symmetric: true}\n"
 OWN = {
     "gptq": f"method: gptq\nformat: gptq\n{GROUPS}",

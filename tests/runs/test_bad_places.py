@@ -10,8 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import quantizing
-from bad_models import (
+
+import qtool
+from qtool.formats import safetensors_writer
+from support.runs import quantizing
+from support.runs.bad_models import (
     RECIPES,
     Q,
     arguments,
@@ -22,10 +25,7 @@ from bad_models import (
     replace,
     snapshot,
 )
-from quantizing import Call, Called
-
-import qtool
-from qtool.formats import safetensors_writer
+from support.runs.quantizing import Call, Called
 
 __all__ = ["model", "original"]
 

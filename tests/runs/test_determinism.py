@@ -4,7 +4,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-import quantizing
+
+from support.runs import quantizing
 
 TUNED = "w4g128-awq-gptq-tune"
 RECIPES = ("w4g128-awq", "w4g128-gptq", "w4g128-awq-gptq", TUNED, "w4g128-rtn")

@@ -9,9 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import header_files
 import pytest
-import quantizing
 from typer.testing import CliRunner
 
 from qtool.calibrating import blockwise, placed
@@ -30,6 +28,8 @@ from qtool.runs.journal import Journal
 from qtool.runs.progress import Progress
 from qtool.runs.summary import Summary
 from qtool.streaming.hidden import OnDisk
+from support.models import header_files
+from support.runs import quantizing
 
 SETS = (
     "weights.group_size=32",

@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpt_oss import OWN, source_for
-from quantizing import Call, first_block_of_tiny, text_file
 
 import qtool.reproduce.run as running
 from qtool.cli.reproduce import lines
 from qtool.hub import tiny_folder
 from qtool.recipe.file import shipped
 from qtool.recipe.recipe import load
+from support.models.gpt_oss import OWN, source_for
+from support.runs.quantizing import Call, first_block_of_tiny, text_file
 
 SMALL = ("--samples", "4", "--length", "64")
 

@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from killed_runs import KILLED, Died, damage, dying
-from quantizing import build, caller, files, first_blocks_of_tiny, text_file
 
 import qtool
 from qtool.errors import ResumeError
@@ -24,6 +22,8 @@ from qtool.runs.pipeline import run
 from qtool.runs.progress import Progress
 from qtool.runs.request import Request
 from qtool.runs.summary import Summary
+from support.runs.killed_runs import KILLED, Died, damage, dying
+from support.runs.quantizing import build, caller, files, first_blocks_of_tiny, text_file
 
 SMALL = ["calibration.samples=4", "calibration.length=48"]
 TUNED = "w4g128-awq-gptq-tune"

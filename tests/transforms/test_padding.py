@@ -10,12 +10,8 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import gguf_models
-import header_files
 import numpy as np
 import pytest
-import quantizing
-from quantizing import Call
 from safetensors.numpy import load_file
 
 from qtool.checkpoints.checkpoint import Checkpoint
@@ -31,6 +27,10 @@ from qtool.planning.plan import make_plan
 from qtool.recipe.recipe import Recipe, load, parse
 from qtool.runs.progress import Progress
 from qtool.verification.run import verify_artifact
+from support.gguf import gguf_models
+from support.models import header_files
+from support.runs import quantizing
+from support.runs.quantizing import Call
 
 DENSE = "method: none\nformat: dense\npad_intermediate: 512\n"
 WIDE = 36  # no width of the small models is a multiple of it

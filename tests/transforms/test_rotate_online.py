@@ -8,13 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import arch_models
 import numpy as np
 import pytest
-import quantizing
 import torch
 from safetensors.torch import load_file, save_file
-from small_models import checkpoint, difference, logits
 
 from qtool.artifacts.artifact import Artifact
 from qtool.checkpoints.checkpoint import Checkpoint
@@ -33,6 +30,9 @@ from qtool.texts.calibration import calibration_tokens
 from qtool.transforms import rotate, rotated, smooth_attention
 from qtool.verification.engines.rules import engine_findings
 from qtool.verification.run import verify_artifact
+from support.models import arch_models
+from support.models.small_models import checkpoint, difference, logits
+from support.runs import quantizing
 
 # Sizes of H at the inputs of the MLP's last matrices and in heads; 0: left out, with a reason.
 SIZES = {"llama": (32, 8), "qwen3": (32, 32), "gemma3": (32, 16), "phi3": (32, 16),

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import quantizing
 import torch
 
 import qtool
@@ -30,6 +29,7 @@ from qtool.streaming.skeleton import Skeleton
 from qtool.streaming.stream import LoadedBlock, Stream
 from qtool.streaming.workers import Workers
 from qtool.verification.run import verify_artifact
+from support.runs import quantizing
 
 ASYMMETRIC = Scheme(3, 16, False)
 SCHEMES = (ASYMMETRIC, Scheme(4, -1, True))

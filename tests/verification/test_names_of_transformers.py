@@ -12,17 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import arch_models
-import gguf_from_hf
-import gguf_models
 import pytest
-import quantizing
 import torch
 from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 from typer.testing import CliRunner
-from unusual_decoders import SMALL, built
 
 from qtool.api import convert
 from qtool.artifacts.artifact import Artifact
@@ -39,6 +34,10 @@ from qtool.verification.engines.modules import class_modules
 from qtool.verification.engines.view import view_of
 from qtool.verification.finding import Finding
 from qtool.verification.run import verify_artifact
+from support.gguf import gguf_from_hf, gguf_models
+from support.models import arch_models
+from support.models.unusual_decoders import SMALL, built
+from support.runs import quantizing
 
 SEEING = ("llava", "pixtral", "idefics3", "internvl", "lfm2-vl", "paddleocr-vl", "glm4v")
 W8 = Scheme(8, -1, True)

@@ -8,19 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import damaged_settings
-import gguf_models
 import numpy as np
 import pytest
-import quantizing
-import random_damage
-from gallery.gguf import edited as edited_gguf
-from gallery.gguf import key
-from gallery.raw import edited, settings
 from numpy.typing import NDArray
-from quantizing import Called
-from random_damage import Damage
-from verifying import forget_digests
 
 from qtool.artifacts.artifact import Artifact
 from qtool.checkpoints.checkpoint import Checkpoint
@@ -34,6 +24,15 @@ from qtool.recipe.recipe import Recipe, load
 from qtool.runs.progress import Progress
 from qtool.verification.finding import Verdict
 from qtool.verification.run import verify_artifact
+from support.gallery.gguf import edited as edited_gguf
+from support.gallery.gguf import key
+from support.gallery.raw import edited, settings
+from support.gguf import gguf_models
+from support.runs import quantizing
+from support.runs.quantizing import Called
+from support.verification import damaged_settings, random_damage
+from support.verification.random_damage import Damage
+from support.verification.verifying import forget_digests
 
 _FEW = ("calibration.samples=8", "calibration.length=64")
 _GROUPS_OF_32 = "weights.group_size=32"

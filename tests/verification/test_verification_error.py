@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from quantizing import quantize
 from safetensors.numpy import save_file
 from safetensors.torch import load_file as load_torch
 from safetensors.torch import save_file as save_torch
@@ -32,6 +31,7 @@ from qtool.verification.against.side_by_side import rows_of_array
 from qtool.verification.finding import Finding, Verdict
 from qtool.verification.gguf.typical import TYPICAL
 from qtool.verification.run import verify_artifact
+from support.runs.quantizing import quantize
 
 Floats = NDArray[np.float32]
 UP = "model.layers.1.mlp.up_proj"

@@ -7,14 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import made_up_matrices
 import numpy as np
 import pytest
-from made_up_matrices import beside, rounded, scattered
 from numpy.typing import NDArray
-from quantizing import quantize
 from safetensors.torch import load_file, save_file
-from verifying import forget_digests
 
 from qtool.hub import tiny_folder
 from qtool.scheme import GroupQuant, Scheme
@@ -24,6 +20,10 @@ from qtool.verification.against.scaling import Compared, compare
 from qtool.verification.against.side_by_side import rows_of_array
 from qtool.verification.finding import Finding
 from qtool.verification.run import verify_artifact
+from support.runs.quantizing import quantize
+from support.verification import made_up_matrices
+from support.verification.made_up_matrices import beside, rounded, scattered
+from support.verification.verifying import forget_digests
 
 Floats = NDArray[np.float32]
 SHAPE = (96, 512)

@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from quantizing import quantize
 from safetensors.torch import load_file, save_file
-from verifying import forget_digests
 
 from qtool.hub import tiny_folder
 from qtool.verification.against import to_nearest
 from qtool.verification.against.scaling import Compared
 from qtool.verification.finding import Finding
 from qtool.verification.run import verify_artifact
+from support.runs.quantizing import quantize
+from support.verification.verifying import forget_digests
 
 FEW = ("calibration.samples=4", "calibration.length=32")
 OF_ONE_BLOCK = [f"model.layers.2.mlp.{which}_proj" for which in ("down", "up", "gate")]
