@@ -22,10 +22,10 @@ from qtool.streaming.skeleton import Skeleton
 from support.cuda.cuda_device import device, emulator
 from support.models import arch_models
 from support.models.arch_models import VOCABULARY
-from support.models.small_models import checkpoint
+from support.models.small_models import checkpoint, models
 from support.runs import quantizing
 
-__all__ = ["device", "emulator"]
+__all__ = ["device", "emulator", "models"]
 
 UP = "model.layers.0.mlp.up_proj.weight"
 # Of every format; which kernel reads a matrix, and whether one multiplies it: None is the CPU.
@@ -46,11 +46,6 @@ CASES = {
     "int8-llmint8": None,
     "q4_k_m": ("q4_k", True),
 }
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("models")
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -30,9 +30,9 @@ from qtool.transforms import awq
 from support.cuda.cuda_device import device, emulator
 from support.cuda.cuda_emulation import EmulatedPlace, Emulator, OnGpu
 from support.gguf import gguf_from_hf
-from support.gguf.gguf_runs import QUIET, models, write
+from support.gguf.gguf_runs import QUIET, write
 from support.gguf.gguf_swept import TINY, check_fed, model_of
-from support.models.small_models import checkpoint
+from support.models.small_models import checkpoint, models
 from support.runs import quantizing
 from support.runs.killed_runs import Died, dying
 

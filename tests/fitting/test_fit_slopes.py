@@ -24,17 +24,13 @@ from support.fitting.slopes_by_hand import (
 )
 from support.gguf import gguf_from_hf, gguf_models
 from support.models import arch_models
+from support.models.small_models import models
 from support.runs import quantizing
 
-__all__ = ["likeliest"]
+__all__ = ["likeliest", "models"]
 
 
 NAMES = ("llama", "qwen3", "gemma3", "gpt_neox", "phi3", "mixtral")
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("models")
 
 
 def folder_of(models: Path, name: str) -> Path:

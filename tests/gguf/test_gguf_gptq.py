@@ -29,9 +29,9 @@ from qtool.runs.summary import OUTPUTS, WEIGHTS
 from qtool.verification.run import verify_artifact
 from support.gguf import gguf_from_hf, gguf_models
 from support.gguf.gguf_bytes import Gguf, entry
-from support.gguf.gguf_runs import QUIET, begun_once, models, without_tokenizers, write
+from support.gguf.gguf_runs import QUIET, begun_once, without_tokenizers, write
 from support.gguf.gguf_swept import TINY, check_fed, model_of
-from support.models.small_models import checkpoint
+from support.models.small_models import checkpoint, models
 from support.runs import quantizing
 from support.runs.killed_runs import Died, damage, dying
 from support.verification.verifying import but_digests

@@ -29,8 +29,8 @@ from qtool.transforms.scaled import Factor, Scaled, check_fits, from_json, recor
 from qtool.verification.finding import Verdict
 from qtool.verification.run import verify_artifact
 from support.gguf import gguf_from_hf
-from support.gguf.gguf_runs import QUIET, begun_once, models, without_tokenizers, write
-from support.models.small_models import checkpoint, difference, logits
+from support.gguf.gguf_runs import QUIET, begun_once, without_tokenizers, write
+from support.models.small_models import checkpoint, difference, logits, models
 from support.runs import quantizing
 from support.runs.killed_runs import Died, damage, dying
 from support.verification.verifying import but_digests

@@ -31,8 +31,8 @@ from qtool.texts.calibration import Calibration
 from qtool.transforms import rotate
 from qtool.verification.run import verify_artifact
 from support.gguf import gguf_from_hf
-from support.gguf.gguf_runs import QUIET, models, without_tokenizers, write
-from support.models.small_models import checkpoint
+from support.gguf.gguf_runs import QUIET, without_tokenizers, write
+from support.models.small_models import checkpoint, models
 from support.runs import quantizing
 from support.runs.killed_runs import Died, damage, dying
 

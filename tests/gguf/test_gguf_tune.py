@@ -21,8 +21,9 @@ from qtool.methods import tune
 from qtool.recipe import recipe as recipes
 from qtool.verification.run import verify_artifact
 from support.gguf import gguf_from_hf
-from support.gguf.gguf_runs import begun_once, models, without_tokenizers, write
+from support.gguf.gguf_runs import begun_once, without_tokenizers, write
 from support.gguf.gguf_swept import check_fed, model_of
+from support.models.small_models import models
 from support.runs import quantizing
 from support.runs.killed_runs import damage
 

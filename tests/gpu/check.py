@@ -36,7 +36,7 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent.parent
 TESTS = ["dequantize", "gemv", "programmatic", "encode", "gguf", "quantize", "round", "run"]
-TESTS += ["swept", "big"]
+TESTS += ["streaming", "swept", "big"]
 TESTS = [f"tests/cuda/test_cuda_{name}.py" for name in TESTS]
 WORKERS = str(min(8, os.cpu_count() or 1))
 RUNS = ["tests/cuda/test_cuda_eval.py", "tests/quality/test_generate.py", "-k"]

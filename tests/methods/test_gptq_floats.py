@@ -19,9 +19,8 @@ from qtool.scheme import GroupQuant, Scheme
 from qtool.small_floats import Search
 from qtool.verification.run import verify_artifact
 from support.formats.nearest_floats import FP8, MXFP4, MXFP8, NVFP4, nearest, tops, weights
-from support.gguf.gguf_runs import models
 from support.methods.sweep_reference import Real, output_error, problem
-from support.models.small_models import checkpoint
+from support.models.small_models import checkpoint, models
 from support.runs import quantizing
 
 MLX = replace(NVFP4, outer="")

@@ -21,8 +21,8 @@ from qtool.runs.progress import Progress
 from qtool.streaming.workers import Workers
 from qtool.verification.run import verify_artifact
 from support.gguf import gguf_from_hf
-from support.gguf.gguf_runs import goes_on, models, without_tokenizers, write
-from support.models.small_models import checkpoint
+from support.gguf.gguf_runs import goes_on, without_tokenizers, write
+from support.models.small_models import checkpoint, models
 from support.runs import quantizing
 from support.runs.killed_runs import Died, dying
 

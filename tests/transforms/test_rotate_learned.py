@@ -14,14 +14,11 @@ from qtool.streaming.skeleton import Skeleton
 from qtool.transforms import rotate, rotated, rotation, rotations
 from qtool.transforms.rotated import Rotated
 from support.models import arch_models
-from support.models.small_models import checkpoint, difference, logits
+from support.models.small_models import checkpoint, difference, logits, models
 from support.runs import quantizing
 from support.transforms.rotating import CENTERED, quiet, settings
 
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("models")
+__all__ = ["models"]
 
 
 @pytest.mark.parametrize("name", ["llama", "opt"])

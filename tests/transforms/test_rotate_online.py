@@ -31,8 +31,10 @@ from qtool.transforms import rotate, rotated, smooth_attention
 from qtool.verification.engines.rules import engine_findings
 from qtool.verification.run import verify_artifact
 from support.models import arch_models
-from support.models.small_models import checkpoint, difference, logits
+from support.models.small_models import checkpoint, difference, logits, models
 from support.runs import quantizing
+
+__all__ = ["models"]
 
 # Sizes of H at the inputs of the MLP's last matrices and in heads; 0: left out, with a reason.
 SIZES = {"llama": (32, 8), "qwen3": (32, 32), "gemma3": (32, 16), "phi3": (32, 16),
@@ -42,11 +44,6 @@ SIZES = {"llama": (32, 8), "qwen3": (32, 32), "gemma3": (32, 16), "phi3": (32, 1
 
 def quiet(_: str) -> None:
     pass
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("models")
 
 
 @pytest.mark.parametrize("size", [1, 2, 8, 64, 512])

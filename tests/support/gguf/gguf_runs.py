@@ -42,12 +42,6 @@ NOT_STREAMED = {
 STREAMED = [name for name in gguf_models.MODELS if name not in NOT_STREAMED]
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder for models that tests of a module share."""
-    return tmp_path_factory.mktemp("models")
-
-
 @pytest.fixture(autouse=True)
 def without_tokenizers(monkeypatch: pytest.MonkeyPatch) -> None:
     """The small models have one that llama.cpp does not know; and few scales to choose from."""

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
 from qtool.checkpoints.checkpoint import Checkpoint
@@ -30,3 +31,9 @@ def logits(weights: Checkpoint) -> torch.Tensor:
 def difference(before: torch.Tensor, after: torch.Tensor) -> float:
     """The largest, as a share of the range."""
     return float((before - after).abs().max() / (before.max() - before.min()))
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for models that tests of a module share."""
+    return tmp_path_factory.mktemp("models")

@@ -25,3 +25,9 @@ def forget_digests(folder: Path) -> None:
 def but_digests(findings: Sequence[Finding]) -> list[Finding]:
     """Without the note that nothing is recorded."""
     return [f for f in findings if (f.severity, f.check) != ("note", "digests")]
+
+
+def errors_of(artifact: Path) -> list[Finding]:
+    """For transformers, without warnings."""
+    findings = verify_artifact(artifact, engine="transformers").findings
+    return [finding for finding in findings if finding.severity == "error"]
