@@ -28,8 +28,9 @@ from qtool.streaming.workers import Workers
 from qtool.transforms import awq
 from support.cuda.cuda_emulation import Emulator, OnGpu, emulator
 from support.cuda.cuda_emulation import placed as placed_
-from support.cuda.emulated_cuda import Cuda, Tensor
+from support.cuda.emulated_cuda import Cuda
 from support.cuda.emulated_gpu import cuda, gpu, quantized
+from support.cuda.emulated_tensors import Tensor
 from support.gguf import gguf_files, gguf_from_hf
 from support.models.arch_models import VOCABULARY
 from support.models.small_models import checkpoint

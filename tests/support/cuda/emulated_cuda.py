@@ -5,8 +5,6 @@ reads and writes, on the stream that is current for the thread. A copy between p
 device that does not wait is the stream's; others wait for it. What mixes numbers of the device with
 those of the host fails as on a GPU, and so does a launch with an address that is nowhere there. The
 program is the one that runs on a GPU: functions of torch.cuda, and cuda-core, are replaced.
-
-A numpy view that is taken of pinned memory counts as written to where it is taken.
 """
 
 import ctypes
@@ -19,7 +17,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -29,101 +26,13 @@ from qtool.cuda import compiling, running
 from qtool.cuda.tasks import FIELDS, Task
 from support.cuda import emulated_autograd
 from support.cuda.cuda_emulation import Emulator
+from support.cuda.emulated_tensors import CPU, Held, Tensor, tensors_of
 from support.cuda.stream_order import Clock, Memory, Order, watched
 
-_CPU, _grad = torch.device("cpu"), torch.autograd.grad
+_grad = torch.autograd.grad
 _SIZES = {"codes": 1, "f16": 2, "bf16": 2, "sum": 2, "squares": 8}  # by the end of a kernel's name
 _INDEXED = ("index", "index_put", "index_put_", "_index_put_impl_")  # by numbers of the host, too
 _ARRAYS = [name for name in FIELDS if f"{name}_bytes" in FIELDS]
-
-
-class Held(Memory):
-    """Memory of a stream's device, or pinned, and where its numbers are."""
-
-    def __init__(self, cuda: "Cuda", what: str, stream: Any, inner: torch.Tensor) -> None:
-        kind = "pinned memory" if stream is None else f"memory of {stream.actor}"
-        name = f"{kind}, {list(inner.shape)} {inner.dtype} made by {what}"
-        super().__init__(cuda.order, name, None if stream is None else stream.actor)
-        self.device = _CPU if stream is None else stream.device
-        self.storage, self._all = inner.untyped_storage(), cuda.held
-        self.at, self.end = inner.data_ptr(), inner.data_ptr() + self.storage.nbytes()
-        if stream is not None:
-            self._all[self.at] = weakref.ref(self)
-
-    def __del__(self) -> None:
-        super().__del__()
-        self._all.pop(self.at, None)
-
-
-class Tensor(torch.Tensor):
-    """A tensor of the device, or of pinned memory."""
-
-    cuda: "Cuda"
-    inner: torch.Tensor
-    memory: Held
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
-
-    @staticmethod
-    def __new__(cls, cuda: "Cuda", inner: torch.Tensor, memory: Held) -> "Tensor":
-        made: Tensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-            cls, inner.shape, strides=inner.stride(), storage_offset=inner.storage_offset(),
-            dtype=inner.dtype, device=memory.device,
-        )  # fmt: skip
-        made.cuda, made.inner, made.memory = cuda, inner, memory
-        return made
-
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return _tensors((args, kwargs))[0].cuda.run(func, args, kwargs or {})
-
-    @property
-    def there(self) -> bool:
-        """On the device."""
-        return self.memory.stream is not None
-
-    def data_ptr(self) -> int:
-        return self.inner.data_ptr()
-
-    def untyped_storage(self) -> torch.UntypedStorage:
-        return self.inner.untyped_storage()
-
-    def register_hook(self, hook: Any) -> None:  # type: ignore[override]
-        self.cuda.hooks.setdefault(emulated_autograd.edge_of(self), []).append(hook)
-
-    def record_stream(self, stream: Any) -> None:
-        self.memory.recorded.add(stream.actor)
-
-    def numpy(self, *, force: bool = False) -> Any:
-        if self.there:
-            raise TypeError("can't convert cuda:0 device type tensor to numpy")
-        found = self.inner.numpy().view(Pinned)
-        found.memory = self.memory
-        return found
-
-
-def _tensors(values: Any) -> list[Tensor]:
-    return [one for one in tree_leaves(values) if isinstance(one, Tensor)]
-
-
-class Pinned(np.ndarray):
-    """An array in pinned memory."""
-
-    memory: Held | None = None
-
-    def __array_finalize__(self, whole: Any) -> None:
-        self.memory = getattr(whole, "memory", None)
-
-    def __getitem__(self, key: Any) -> Any:
-        self._used()
-        return super().__getitem__(key)
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        self._used()
-        super().__setitem__(key, value)
-
-    def _used(self) -> None:
-        if self.memory is not None:
-            self.memory.order.access("an array", None, [], [self.memory])
 
 
 class Event:
@@ -225,7 +134,7 @@ class Cuda:
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
         """One operation of torch's."""
-        name, mine = func.overloadpacket.__name__, _tensors((args, kwargs))
+        name, mine = func.overloadpacket.__name__, tensors_of((args, kwargs))
         asked = kwargs.get("device")
         to = self.device_of(asked) if asked is not None and asked.type == "cuda" else asked
         free = kwargs.get("non_blocking", name == "copy_" and len(args) > 2 and args[2])
@@ -237,14 +146,14 @@ class Cuda:
         if not mine and not pins and (to is None or to.type != "cuda"):
             return func(*args, **kwargs)
         place = self._place(name, args, kwargs)
-        if name == "_to_copy" and to == _CPU and place != _CPU:
+        if name == "_to_copy" and to == CPU and place != CPU:
             pins = free  # as torch does
         to = to or place
         given = {k: v for k, v in kwargs.items() if k != "pin_memory"}
-        given |= {"device": _CPU} if asked is not None else {}
+        given |= {"device": CPU} if asked is not None else {}
         inner = tree_map(lambda t: t.inner if isinstance(t, Tensor) else t, (args, given))
         out = inner[0][0].clone() if name == "_pin_memory" else func(*inner[0], **inner[1])
-        stream = next((self.stream_of(one) for one in (place, to) if one != _CPU), None)
+        stream = next((self.stream_of(one) for one in (place, to) if one != CPU), None)
         made: list[Held] = []
 
         def wrapped(one: Any) -> Any:
@@ -256,9 +165,9 @@ class Cuda:
                     return it
                 if one.untyped_storage()._cdata == it.memory.storage._cdata:
                     return Tensor(self, one, it.memory)
-            if to == _CPU and not pins:
+            if to == CPU and not pins:
                 return one
-            made.append(Held(self, name, None if to == _CPU else stream, one))
+            made.append(Held(self, name, None if to == CPU else stream, one))
             return Tensor(self, one, made[-1])
 
         found = tree_map(wrapped, out)
@@ -266,10 +175,10 @@ class Cuda:
         if reads or writes or made:
             if name == "copy_":
                 here = [t for t in args[:2] if not (isinstance(t, Tensor) and t.there)]
-                crosses, back = place != _CPU and bool(here), here and here[0] is args[0]
+                crosses, back = place != CPU and bool(here), here and here[0] is args[0]
                 pins = any(isinstance(t, Tensor) for t in here)
             else:
-                crosses, back = to != place and name == "_to_copy", to == _CPU
+                crosses, back = to != place and name == "_to_copy", to == CPU
             waits = crosses and not (free and (pins or not back))
             waits = waits or not isinstance(out, torch.Tensor | tuple | list)
             early = [] if "empty" in name else None  # memory alone: no launch that others wait for
@@ -278,17 +187,17 @@ class Cuda:
 
     def _place(self, name: str, args: Any, kwargs: Any) -> torch.device:
         """Where an operation is done; RuntimeError where its numbers are in two places."""
-        there = [one.memory.device for one in _tensors((args, kwargs)) if one.there]
+        there = [one.memory.device for one in tensors_of((args, kwargs)) if one.there]
         looked_at = tree_leaves((args, kwargs)) if name not in _INDEXED else [args[0], *args[2:3]]
         numbers = [one for one in looked_at if isinstance(one, torch.Tensor)]
-        places = {one.device for one in numbers if one.ndim or one.device != _CPU}
+        places = {one.device for one in numbers if one.ndim or one.device != CPU}
         if there and len(places) > 1 and name != "copy_":
             raise RuntimeError(f"{name}: Expected all tensors to be on the same device: {places}")
-        return there[0] if there else _CPU
+        return there[0] if there else CPU
 
     def grad(self, outputs: Any, inputs: Any, grad_outputs: Any = None, **how: Any) -> Any:
         """torch.autograd.grad"""
-        if not _tensors((outputs, inputs)):
+        if not tensors_of((outputs, inputs)):
             return _grad(outputs, inputs, grad_outputs, **how)
         self.ways_back += 1
         return emulated_autograd.grad(outputs, inputs, grad_outputs, self.hooks, **how)
@@ -348,7 +257,7 @@ def _accessed(func: Any, args: Any, kwargs: Any) -> tuple[list[Memory], list[Mem
     for number, one in enumerate(func._schema.arguments):
         value = args[number] if number < len(args) else kwargs.get(one.name)
         into = writes if one.alias_info is not None and one.alias_info.is_write else reads
-        into += [tensor.memory for tensor in _tensors(value)]
+        into += [tensor.memory for tensor in tensors_of(value)]
     return ([], []) if func.is_view else (reads, writes)
 
 

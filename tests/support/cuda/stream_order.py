@@ -26,7 +26,8 @@ from support.places import ROOT
 
 Clock = dict[object, int]
 _lock = threading.Lock  # as it is where nothing is watched
-_HERE = {__file__, str(Path(__file__).with_name("emulated_cuda.py"))}
+_EMULATED = ("emulated_cuda.py", "emulated_tensors.py")
+_HERE = {__file__, *(str(Path(__file__).with_name(name)) for name in _EMULATED)}
 
 
 def join(clock: Clock, other: Clock) -> None:
