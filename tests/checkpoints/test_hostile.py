@@ -16,10 +16,7 @@ from qtool.errors import FormatError, QtoolError, SourceError
 from qtool.formats import safetensors_file as st
 from qtool.scheme import Scheme
 from support.formats.artifact_files import random_quant, write_folder
-
-
-def entry(dtype: Any = "F32", shape: Any = (2,), offsets: Any = (0, 8)) -> dict[str, Any]:
-    return {"dtype": dtype, "shape": shape, "data_offsets": offsets}
+from support.hostile.row import entry
 
 
 def file_of(header: Any, data: bytes = bytes(8), length: int | None = None) -> bytes:

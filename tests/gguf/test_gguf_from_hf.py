@@ -15,9 +15,9 @@ from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import UnsupportedError
 from qtool.formats.gguf_values import Kind
 from qtool.gguf.from_hf import hf_rows, row_maps
-from qtool.gguf.from_hf import source as from_hf
 from qtool.gguf.from_hf.source import hf_source
 from qtool.gguf.source import GgufSource
+from support.gguf.gguf_from_hf import without_tokenizers
 from support.models.hf_arrays import (
     GEMMA,
     LLAMA,
@@ -32,10 +32,7 @@ from support.models.hf_arrays import (
     write,
 )
 
-
-@pytest.fixture(autouse=True)
-def without_tokenizers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(from_hf, "tokenizer_metadata", lambda *_: {})
+__all__ = ["without_tokenizers"]
 
 
 def test_llama(tmp_path: Path) -> None:

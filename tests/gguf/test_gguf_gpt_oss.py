@@ -12,7 +12,6 @@ from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import FormatError, QtoolError, UnsupportedError
 from qtool.formats.gguf_file import GgufFile
 from qtool.formats.safetensors_header import TensorInfo
-from qtool.gguf.from_hf import source as from_hf
 from qtool.gguf.from_hf.expert_rows import biases, packed_rows
 from qtool.gguf.from_hf.source import hf_source
 from qtool.gguf.quantize import run_gguf
@@ -23,12 +22,10 @@ from qtool.recipe.recipe import Calibration, load
 from qtool.runs.progress import Progress
 from support.gguf import gguf_from_hf, gguf_models
 from support.gguf.families import sparse
+from support.gguf.gguf_from_hf import without_tokenizers
 from support.runs import quantizing
 
-
-@pytest.fixture(autouse=True)
-def without_tokenizers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(from_hf, "tokenizer_metadata", lambda *_: {})
+__all__ = ["without_tokenizers"]
 
 
 def tensors_of(folder: Path) -> dict[str, SourceTensor]:

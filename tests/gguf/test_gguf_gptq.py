@@ -29,20 +29,14 @@ from qtool.runs.summary import OUTPUTS, WEIGHTS
 from qtool.verification.run import verify_artifact
 from support.gguf import gguf_from_hf, gguf_models
 from support.gguf.gguf_bytes import Gguf, entry
-from support.gguf.gguf_runs import QUIET, begun_once, without_tokenizers, write
+from support.gguf.gguf_runs import QUIET, begun_once, sets, without_tokenizers, write
 from support.gguf.gguf_swept import TINY, check_fed, model_of
 from support.models.small_models import checkpoint, models
 from support.runs import quantizing
 from support.runs.killed_runs import Died, damage, dying
 from support.verification.verifying import but_digests
 
-__all__ = ["models", "without_tokenizers"]
-
-
-@pytest.fixture(scope="module")
-def sets(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    text = quantizing.text_file(tmp_path_factory.mktemp("text") / "text.txt", 6000)
-    return [f"calibration.source={text}", "calibration.samples=8", "calibration.length=32"]
+__all__ = ["models", "sets", "without_tokenizers"]
 
 
 @pytest.mark.parametrize(

@@ -35,16 +35,14 @@ from qtool.recipe.recipe import load
 from qtool.runs.progress import Progress
 from qtool.runs.summary import Summary
 from support.gguf import gguf_files
+from support.gguf.gguf_files import models
 from support.places import SUPPORT
+
+__all__ = ["models"]
 
 DIGESTS = json.loads((SUPPORT / "gguf" / "gguf_files.json").read_text())
 # These search the longest; of experts IQ2_XS and IQ3_XXS remain, and of the other model all.
 SLOW = {("experts", f"iq{name}") for name in ("2_xxs", "2_s", "2_m", "3_xs", "3_s", "3_m")}
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return gguf_files.small(tmp_path_factory.mktemp("gguf"))
 
 
 def quantize(

@@ -11,13 +11,10 @@ from pathlib import Path
 import pytest
 
 import qtool
-from support.gguf import gguf_files
+from support.gguf.gguf_files import models
 from support.runs.quantizing import Call
 
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return gguf_files.small(tmp_path_factory.mktemp("gguf"))
+__all__ = ["models"]
 
 
 # Where the package that is tested lies: a checkout beside an installed one has no kernels.

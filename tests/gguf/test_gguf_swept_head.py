@@ -31,18 +31,11 @@ from qtool.texts.calibration import Calibration
 from qtool.transforms import rotate
 from qtool.verification.run import verify_artifact
 from support.gguf import gguf_from_hf
-from support.gguf.gguf_runs import QUIET, without_tokenizers, write
+from support.gguf.gguf_runs import QUIET, sets, without_tokenizers, write
 from support.models.small_models import checkpoint, models
-from support.runs import quantizing
 from support.runs.killed_runs import Died, damage, dying
 
-__all__ = ["models", "without_tokenizers"]
-
-
-@pytest.fixture(scope="module")
-def sets(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    text = quantizing.text_file(tmp_path_factory.mktemp("text") / "text.txt", 6000)
-    return [f"calibration.source={text}", "calibration.samples=8", "calibration.length=32"]
+__all__ = ["models", "sets", "without_tokenizers"]
 
 
 def seen_by(monkeypatch: pytest.MonkeyPatch) -> list[SiteStats]:

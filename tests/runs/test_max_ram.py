@@ -28,8 +28,10 @@ from qtool.streaming.hidden import OnDisk
 from support.models import header_files
 from support.planning.no_process import no_process
 from support.runs import quantizing
+from support.runs.killed_runs import Died
+from support.runs.models_and_text import root
 
-__all__ = ["no_process"]
+__all__ = ["no_process", "root"]
 
 SETS = (
     "weights.group_size=32",
@@ -38,15 +40,6 @@ SETS = (
     "awq.grid=6",
 )
 MUCH = 1 << 40
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("root")
-    quantizing.build("llama", folder / "llama")
-    quantizing.build("qwen3_moe", folder / "moe")
-    quantizing.text_file(folder / "text.txt")
-    return folder
 
 
 def least(recipe: str, model: Path, threads: int, *sets: str) -> int:
@@ -128,10 +121,6 @@ def test_importance_does_not_depend_on_it_either(
     second = run_gguf(requests[1], Progress(quiet=True))
     assert not first.memory["states_on_disk"] and second.memory["states_on_disk"]
     assert requests[0].artifact.read_bytes() == requests[1].artifact.read_bytes()
-
-
-class Died(BaseException):
-    """As sudden as a signal: nothing catches it."""
 
 
 @pytest.mark.parametrize("first", [pytest.param(False, marks=pytest.mark.slow), True])

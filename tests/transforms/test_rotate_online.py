@@ -33,6 +33,7 @@ from qtool.verification.run import verify_artifact
 from support.models import arch_models
 from support.models.small_models import checkpoint, difference, logits, models
 from support.runs import quantizing
+from support.transforms.rotating import quiet
 
 __all__ = ["models"]
 
@@ -40,10 +41,6 @@ __all__ = ["models"]
 SIZES = {"llama": (32, 8), "qwen3": (32, 32), "gemma3": (32, 16), "phi3": (32, 16),
          "opt": (32, 16), "gpt_neox": (32, 16), "mixtral": (0, 16), "qwen3_moe": (32, 16),
          "qwen2": (32, 16), "stablelm": (32, 16), "sarvam_moe": (32, 16)}  # fmt: skip
-
-
-def quiet(_: str) -> None:
-    pass
 
 
 @pytest.mark.parametrize("size", [1, 2, 8, 64, 512])

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from qtool.formats.gguf_header import Header, read_header
@@ -150,3 +151,9 @@ def small(folder: Path) -> Path:
         path = model(folder / f"{name}.gguf", experts, SMALL_LAYERS)
         write_importance(folder / f"{name}-imatrix.gguf", importance(path))
     return folder
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of all small ones."""
+    return small(tmp_path_factory.mktemp("gguf"))

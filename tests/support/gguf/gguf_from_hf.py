@@ -44,3 +44,9 @@ def raw(file: GgufFile, name: str) -> NDArray[np.uint8]:
     info = file.tensors[name]
     rows = int(np.prod(info.shape[:-1], dtype=np.int64))
     return file.read_rows(name, 0, rows)
+
+
+@pytest.fixture(autouse=True)
+def without_tokenizers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The small models have none."""
+    monkeypatch.setattr(from_hf, "tokenizer_metadata", lambda *_: {})

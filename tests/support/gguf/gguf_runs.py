@@ -130,3 +130,10 @@ def begun_once(
         begun(model, folder, monkeypatch, *chosen)
         shutil.copytree(folder, kept)
     return folder / "out"
+
+
+@pytest.fixture(scope="module")
+def sets(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """A text, and how little of it is used."""
+    text = quantizing.text_file(tmp_path_factory.mktemp("text") / "text.txt", 6000)
+    return [f"calibration.source={text}", "calibration.samples=8", "calibration.length=32"]

@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from qtool.hub import tiny_folder
 from qtool.record import FILE_NAME, FILES
 from qtool.verification.finding import Finding
 from qtool.verification.run import verify_artifact
@@ -31,3 +32,9 @@ def errors_of(artifact: Path) -> list[Finding]:
     """For transformers, without warnings."""
     findings = verify_artifact(artifact, engine="transformers").findings
     return [finding for finding in findings if finding.severity == "error"]
+
+
+def beside_tiny(path: Path) -> list[Finding]:
+    """What is serious of an artifact of `tiny`, with its source."""
+    verdict = verify_artifact(path, against=tiny_folder(), threads=1)
+    return [f for f in verdict.findings if f.severity != "note"]
