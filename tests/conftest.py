@@ -8,11 +8,16 @@ import tempfile
 from collections.abc import Generator, Iterator
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from long_tests import mark
-from places import SUPPORT
-from remembered_ids import remembered
+
+from support.long_tests import mark
+from support.places import SUPPORT
+from support.remembered_ids import remembered
+
+if TYPE_CHECKING:
+    from support.runs.quantizing import Call
 
 # Before a library with threads is there: they are as many as processes ask for, most matrices are
 # small, and threads that wait would spin while others have work.
@@ -103,6 +108,14 @@ def no_disk_is_waited_for() -> Iterator[None]:
         patch.setattr(os, "fsync", synced)
         patch.setattr(staging, "sync", synced)
         yield
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> "Call":
+    """call("quantize", folder, ...) runs the command line in this process, and has what it said."""
+    from support.runs.quantizing import caller
+
+    return caller(monkeypatch, capfd)
 
 
 @pytest.fixture(autouse=True)

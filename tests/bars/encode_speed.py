@@ -19,13 +19,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-sys.path[:0] = [str(Path(__file__).parents[1] / "support"), str(Path(__file__).parents[1])]
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import gguf_data  # noqa: E402
-from oracle import ggml_blocks  # noqa: E402
+from oracle import ggml_blocks
 
-from qtool.gguf_types import BY_NAME, BlockType  # noqa: E402
-from qtool.native import library as native  # noqa: E402
+from qtool.gguf_types import BY_NAME, BlockType
+from qtool.native import library as native
+from support.kernels import gguf_data
 
 COLUMNS = 4096
 MOST_ROWS = 256  # rows and blocks fit in the cache, as the chunks of rows of a run do

@@ -23,13 +23,12 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-SUPPORT = ROOT / "tests" / "support"
-sys.path.insert(0, str(SUPPORT))
+TESTS = ROOT / "tests"
+sys.path.insert(0, str(TESTS))
 sys.path.append(str(ROOT))  # where no package is installed
 
-import hub_server  # noqa: E402
-
 from qtool import hub  # noqa: E402
+from support.hub import hub_server  # noqa: E402
 
 PACKAGES = Path(hub.__file__).parents[2]
 WEIGHTS = "model.safetensors"
@@ -66,7 +65,7 @@ def environment(folder: Path, endpoint: str) -> dict[str, str]:
         "HF_HUB_DISABLE_XET": "1",
         "HF_TOKEN": hub_server.TOKEN,
         "QTOOL_TEST_GUARD": str(folder / "refused"),
-        "PYTHONPATH": os.pathsep.join([str(SUPPORT / "guard"), str(PACKAGES)]),
+        "PYTHONPATH": os.pathsep.join([str(TESTS / "support" / "guard"), str(PACKAGES)]),
     }
 
 

@@ -14,8 +14,8 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
-import gguf_big
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from support.gguf import gguf_big
 
 LIMIT = 0.3
 

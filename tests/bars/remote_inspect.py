@@ -16,8 +16,8 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
-import range_server
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from support.hub import range_server
 
 SECONDS = 2.0
 

@@ -5,9 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import quantizing
 import torch
-from quantizing import Call
 
 from qtool.artifacts.artifact import Artifact
 from qtool.calibrating import measure, placed
@@ -17,6 +15,8 @@ from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.streaming.skeleton import Skeleton
 from qtool.transforms import awq, chain
 from qtool.transforms.proved import Applied, Subject
+from support.runs import quantizing
+from support.runs.quantizing import Call
 
 SMALL = ["--samples", "6", "--length", "64"]
 
@@ -30,11 +30,6 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     quantizing.build("qwen3_moe", folder / "moe")
     quantizing.text_file(folder / "text.txt")
     return folder
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
-    return quantizing.caller(monkeypatch, capfd)
 
 
 def calibrate(call: Call, root: Path, out: Path, *more: object, model: str = "llama") -> Path:

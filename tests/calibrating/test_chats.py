@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import small_tokenizers as small
-from text_files import Settings
 
 from qtool.errors import QtoolError, SourceError, UnsupportedError
 from qtool.formats.gguf_values import string
@@ -18,6 +16,8 @@ from qtool.gguf.tokenizer.keys import tokenizer_metadata
 from qtool.texts.calibration import calibration_tokens
 from qtool.texts.mixture import check_source
 from qtool.texts.source import load_text, read_text
+from support.calibrating.text_files import Settings
+from support.models import small_tokenizers as small
 
 TEMPLATE = """{%- for message in messages %}
 {%- if message.role not in ['system', 'user', 'assistant'] %}

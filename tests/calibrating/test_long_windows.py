@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-import quantizing
+
+from support.runs import quantizing
 
 
 @pytest.mark.parametrize("positions", [16, 32])

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from text_files import PACK, SAID, STREAM, Settings, jsonl, told
 from typer.testing import CliRunner
 
 from qtool.cli.main import app
@@ -22,6 +21,7 @@ from qtool.texts import source, stored
 from qtool.texts.calibration import calibration_tokens
 from qtool.texts.mixture import check_source, too_few_bytes
 from qtool.texts.source import Text, load_text
+from support.calibrating.text_files import PACK, SAID, STREAM, Settings, jsonl, told
 
 
 @pytest.mark.parametrize("at_once", [1, 7, 1 << 18])

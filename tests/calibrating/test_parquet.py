@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
-from text_files import SAID, jsonl, table, told
 from typer.testing import CliRunner
 
 from qtool.cli.main import app
@@ -20,6 +19,7 @@ from qtool.texts import parquet, source
 from qtool.texts.chats import Chat
 from qtool.texts.mixture import check_source
 from qtool.texts.source import load_text
+from support.calibrating.text_files import SAID, jsonl, table, told
 
 
 def test_rows_of_parquet_are_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cuda_device import device, emulator
-from quantizing import Call, caller
 
 import qtool
 from qtool.errors import QtoolError, SourceError, UnsupportedError, UsageError
@@ -29,6 +27,8 @@ from qtool.streaming.device import Device
 from qtool.streaming.skeleton import Skeleton
 from qtool.texts.source import load_text
 from qtool.texts.tokenizing import decoder, tokenize
+from support.cuda.cuda_device import device, emulator
+from support.runs.quantizing import Call
 
 # Names that transformers no longer wants are none of a user's business.
 pytestmark = pytest.mark.filterwarnings("error::FutureWarning")
@@ -36,11 +36,6 @@ pytestmark = pytest.mark.filterwarnings("error::FutureWarning")
 __all__ = ["device", "emulator"]
 
 QUIET = Progress(quiet=True)
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
-    return caller(monkeypatch, capfd)
 
 
 @pytest.fixture

@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from arch_models import build
-from recorded_inputs import opened, recorded
 from safetensors.numpy import load_file, save_file
 
 from qtool.calibrating import measure
@@ -21,6 +19,8 @@ from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import FormatError, SourceError, UnsupportedError
 from qtool.streaming.skeleton import Skeleton
 from qtool.streaming.workers import Workers
+from support.calibrating.recorded_inputs import opened, recorded
+from support.models.arch_models import build
 
 KINDS = ["llama", "gpt_neox", "mixtral", "qwen3_moe"]
 

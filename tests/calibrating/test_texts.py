@@ -9,8 +9,6 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from hub_here import hub_here
-from text_files import SAID, Settings, jsonl, table, told
 from typer.testing import CliRunner
 
 from qtool.cli.main import app
@@ -23,6 +21,8 @@ from qtool.texts.datasets import choose
 from qtool.texts.mixture import check_source
 from qtool.texts.source import load_text, read_text
 from qtool.texts.tokenizing import tokenize
+from support.calibrating.text_files import SAID, Settings, jsonl, table, told
+from support.hub.hub_here import hub_here
 
 PAGE = "https://huggingface.co/datasets/ann/x"
 

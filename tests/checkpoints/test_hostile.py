@@ -9,17 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from artifact_files import random_quant, write_folder
 
 from qtool.artifacts.artifact import Artifact
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import FormatError, QtoolError, SourceError
 from qtool.formats import safetensors_file as st
 from qtool.scheme import Scheme
-
-
-def entry(dtype: Any = "F32", shape: Any = (2,), offsets: Any = (0, 8)) -> dict[str, Any]:
-    return {"dtype": dtype, "shape": shape, "data_offsets": offsets}
+from support.formats.artifact_files import random_quant, write_folder
+from support.hostile.row import entry
 
 
 def file_of(header: Any, data: bytes = bytes(8), length: int | None = None) -> bytes:

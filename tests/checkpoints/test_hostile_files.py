@@ -14,9 +14,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import quantizing
-import range_server
-from hostile import (
+
+from qtool.errors import FormatError
+from qtool.formats import safetensors_header
+from qtool.formats.gguf_writer import lay_out
+from qtool.gguf.from_hf.general import general_metadata
+from qtool.runs.journal import Journal
+from qtool.texts import source as texts
+from support.hostile import (
     configs,
     headers,
     journals,
@@ -27,18 +32,13 @@ from hostile import (
     servers,
     tokenizers,
 )
-from hostile.journals import Left
-from hostile.row import Row
-from hostile.servers import Lie
-from quantizing import Call, Called, caller
-from range_server import RangeServer
-
-from qtool.errors import FormatError
-from qtool.formats import safetensors_header
-from qtool.formats.gguf_writer import lay_out
-from qtool.gguf.from_hf.general import general_metadata
-from qtool.runs.journal import Journal
-from qtool.texts import source as texts
+from support.hostile.journals import Left
+from support.hostile.row import Row
+from support.hostile.servers import Lie
+from support.hub import range_server
+from support.hub.range_server import RangeServer
+from support.runs import quantizing
+from support.runs.quantizing import Call, Called
 
 TABLES = {
     "header": headers.HEADERS,
@@ -63,11 +63,6 @@ KEPT = "what is finished is kept ("
 def _models() -> Iterator[None]:
     yield
     row.forget()
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
-    return caller(monkeypatch, capfd)
 
 
 def there(folder: Path) -> dict[str, bytes | None]:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from arch_models import CONFIGS, build
 
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.checkpoints.conversions import splits
@@ -16,6 +15,7 @@ from qtool.checkpoints.names import Binding, bind
 from qtool.errors import SourceError
 from qtool.streaming.joined_rows import join
 from qtool.streaming.meta_model import find_blocks
+from support.models.arch_models import CONFIGS, build
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from quantizing import first_blocks_of_tiny
 from typer.testing import CliRunner
 
 import qtool
@@ -15,6 +14,7 @@ from qtool.api.words import told
 from qtool.cli.main import app
 from qtool.errors import QtoolError, SourceError, UsageError
 from qtool.runs import naming
+from support.runs.quantizing import first_blocks_of_tiny
 
 NAME = "model.layers.0.mlp.up_proj.weight"
 

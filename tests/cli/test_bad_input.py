@@ -8,22 +8,22 @@ from typing import Any
 
 import numpy as np
 import pytest
-import quantizing
-from bad_models import (
+from safetensors.numpy import load_file, save_file
+
+from support.runs import quantizing
+from support.runs.bad_models import (
     RECIPES,
     Q,
     arguments,
     assert_one_sentence,
-    call,
     model,
     original,
     replace,
     snapshot,
 )
-from quantizing import Call
-from safetensors.numpy import load_file, save_file
+from support.runs.quantizing import Call
 
-__all__ = ["call", "model", "original"]
+__all__ = ["model", "original"]
 
 NORM = "model.layers.1.input_layernorm.weight"
 

@@ -9,12 +9,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import header_files
 import pytest
 
 from qtool import __version__
 from qtool.cli import main as cli
 from qtool.errors import FormatError
+from support.models import header_files
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

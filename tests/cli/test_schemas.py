@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
-import gguf_files
 import pytest
 from jsonschema import Draft202012Validator, ValidationError
 from typer.main import get_command
@@ -21,6 +20,7 @@ from qtool.gguf.importance.imatrix import write_importance
 from qtool.hub import tiny_folder
 from qtool.recipe.recipe import Recipe
 from qtool.verification.engines.rules import ENGINES
+from support.gguf import gguf_files
 
 TEXT = "The quick brown fox jumps over the lazy dog, and the dog sleeps on in the sun. " * 30
 

@@ -6,13 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-import header_files
 import pytest
-from quantizing import files, quantize
 
 import qtool
 from qtool.hub import tiny_folder
 from qtool.runs.workspace import workspace
+from support.models import header_files
+from support.runs.quantizing import files, quantize
 
 # Where the package that is tested lies: a checkout beside an installed one has no kernels.
 HOME = Path(qtool.__file__).parent.parent

@@ -5,15 +5,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import quantizing
 import torch
-from converting import numbers, run, said_of, weights
 from safetensors.torch import load_file, save_file
-from verifying import forget_digests
 
 from qtool.errors import UnsupportedError
 from qtool.gguf.from_hf import source as from_hf
 from qtool.gguf.to_hf import convert as gguf_convert
+from support.converting.converting import numbers, run, said_of, weights
+from support.runs import quantizing
+from support.verification.verifying import forget_digests
 
 NORM = "model.layers.0.input_layernorm.weight"
 

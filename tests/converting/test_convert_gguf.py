@@ -6,23 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import gguf
-import gguf_from_hf
-import gguf_models
 import numpy as np
 import pytest
-import quantizing
-from artifact_files import random_quant, write_folder
-from converting import (
-    MATRICES,
-    artifacts,
-    assert_read_alike,
-    first_block,
-    numbers,
-    run,
-    said_of,
-    types,
-    weights,
-)
 
 import qtool
 from qtool.artifacts.artifact import Artifact
@@ -37,6 +22,20 @@ from qtool.gguf_types import BlockType
 from qtool.recipe.recipe import load
 from qtool.runs.progress import Progress
 from qtool.scheme import GroupQuant, Scheme
+from support.converting.converting import (
+    MATRICES,
+    artifacts,
+    assert_read_alike,
+    first_block,
+    numbers,
+    run,
+    said_of,
+    types,
+    weights,
+)
+from support.formats.artifact_files import random_quant, write_folder
+from support.gguf import gguf_from_hf, gguf_models
+from support.runs import quantizing
 
 
 @pytest.fixture(scope="module")

@@ -5,21 +5,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import quantizing
 import torch
-from converting import (
-    assert_read_alike,
-    converted,
-    first_block,
-    run,
-    types,
-)
 from safetensors.torch import load_file, save_file
 
 from qtool.converting.blocks import MXFP4, BlockMatrix, pack
 from qtool.errors import UnsupportedError
 from qtool.formats.gguf_file import GgufFile
 from qtool.scheme import GroupQuant, Scheme
+from support.converting.converting import (
+    assert_read_alike,
+    converted,
+    first_block,
+    run,
+    types,
+)
+from support.runs import quantizing
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

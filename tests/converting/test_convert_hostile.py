@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from converting import artifacts, converted, place, run
 
 from qtool.converting.certificate import Squares
 from qtool.errors import QtoolError
+from support.converting.converting import artifacts, converted, place, run
 
 TO = ("awq", "awq-llm", "gptq", "gptq-v2", "compressed-tensors", "gguf", "gguf-q8_0", "hf")
 CASES = {

@@ -5,16 +5,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from artifact_files import random_quant, write_folder
-from converting import (
-    numbers,
-    run,
-    weights,
-)
 from safetensors.numpy import load_file, save_file
 
 from qtool.errors import QtoolError, UnsupportedError
 from qtool.scheme import GroupQuant, Scheme
+from support.converting.converting import (
+    numbers,
+    run,
+    weights,
+)
+from support.formats.artifact_files import random_quant, write_folder
 
 
 def one_layer(folder: Path, kind: str, quant: GroupQuant, layout: str | None = None) -> Path:

@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from artifact_files import random_quant, write_folder
-from converting import converted, place, run, weights
 from safetensors.numpy import load_file, save_file
 
 from qtool.artifacts.artifact import Artifact
 from qtool.converting import lost
 from qtool.errors import UnsupportedError
 from qtool.scheme import GroupQuant, Scheme
+from support.converting.converting import converted, place, run, weights
+from support.formats.artifact_files import random_quant, write_folder
 
 LAYER = "model.layers.0.mlp.up_proj"
 

@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from converting import converted, first_block
 from safetensors.torch import load_file, save_file
 
 from qtool.checkpoints.checkpoint import Checkpoint
@@ -13,6 +12,7 @@ from qtool.gguf.quantize import run_gguf
 from qtool.gguf.request import GgufRequest
 from qtool.recipe.recipe import load
 from qtool.runs.progress import Progress
+from support.converting.converting import converted, first_block
 
 
 @pytest.fixture(scope="module")

@@ -8,10 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from converting import converted, first_block, run
-from nvfp4_models import model, rounded, their_numbers
 from safetensors.torch import load_file, save_file
-from verifying import forget_digests
 
 from qtool.artifacts.artifact import Artifact
 from qtool.converting import nvfp4
@@ -21,6 +18,9 @@ from qtool.formats.gguf_file import GgufFile
 from qtool.gguf.open import open_source
 from qtool.gguf.to_hf.weights import gguf_weights
 from qtool.scheme import GroupQuant
+from support.converting.converting import converted, first_block, run
+from support.models.nvfp4_models import model, rounded, their_numbers
+from support.verification.verifying import forget_digests
 
 
 @pytest.fixture(scope="module")

@@ -6,13 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import converting
 import pytest
-import quantizing
-from killed_conversions import killed, steps
-from killed_runs import damage
-from quantizing import Call, files
-from verifying import forget_digests
 
 from qtool.converting import resume
 from qtool.converting.request import Request
@@ -28,6 +22,12 @@ from qtool.gguf.request import GgufRequest
 from qtool.recipe.recipe import load
 from qtool.runs.journal import Journal
 from qtool.runs.progress import Progress
+from support.converting import converting
+from support.converting.killed_conversions import killed, steps
+from support.runs import quantizing
+from support.runs.killed_runs import damage
+from support.runs.quantizing import Call, files
+from support.verification.verifying import forget_digests
 
 
 @dataclass(frozen=True)
@@ -66,11 +66,6 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     asked = GgufRequest("tiny", root / "model", recipe, root / "q8_0.gguf", 2)
     run_gguf(asked, Progress(quiet=True))
     return root
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
-    return quantizing.caller(monkeypatch, capfd)
 
 
 def make(root: Path, case: Case, out: Path, **more: object) -> None:

@@ -5,10 +5,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-import quantizing
-from converting import converted, numbers, run
 
 from qtool.errors import FormatError
+from support.converting.converting import converted, numbers, run
+from support.runs import quantizing
 
 FILES = ("config.json", "quantize_config.json")
 NAMES = {"v1": "gptq", "v2": "gptq_v2"}

@@ -3,14 +3,8 @@
 import json
 from pathlib import Path
 
-import converting
-import gguf_from_hf
-import gguf_models
-import gguf_models_later
 import numpy as np
 import pytest
-import quantizing
-from quantizing import Call, caller
 
 from qtool.artifacts.artifact import Artifact
 from qtool.checkpoints.checkpoint import Checkpoint
@@ -23,6 +17,11 @@ from qtool.errors import FormatError, UnsupportedError
 from qtool.formats.gguf_file import GgufFile
 from qtool.runs.progress import Progress
 from qtool.verification.run import verify_artifact
+from support.converting import converting
+from support.gguf import gguf_from_hf, gguf_models
+from support.gguf.families import later
+from support.runs import quantizing
+from support.runs.quantizing import Call
 
 QUIET = Progress(quiet=True)
 KINDS: dict[str, tuple[str, ...]] = {
@@ -40,17 +39,12 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     quantizing.quantize(root / "model", "fp8-block-hf", root / "fp8", "indivisible=dense")
     quantizing.quantize(root / "model", "w4g64-mlx-rtn", root / "mlx")
     model = gguf_models.build("deepseek-v4", root / "v4", dtype="bfloat16")
-    gguf_models_later.as_released(model, root / "v4-numbers")
+    later.as_released(model, root / "v4-numbers")
     for folder in (model, root / "v4-numbers"):
         quantizing.add_tokenizer(folder)
     for name in ("gptq", "awq", "fp8", "mlx", "v4"):
         convert(Request(root / name, target("hf"), root / f"{name}-hf"), QUIET)
     return root
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
-    return caller(monkeypatch, capfd)
 
 
 def view_of(folder: Path) -> Plain:

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from cuda_emulation import emulator
-from emulated_cuda import Cuda
-from programmatic_gpu import cuda
 
 from qtool.cuda import encode_tasks, float_tasks, more_tasks, quantize_tasks, running, tasks
 from qtool.gguf_types import BY_NAME
+from support.cuda.cuda_emulation import emulator
+from support.cuda.emulated_cuda import Cuda
+from support.cuda.programmatic_gpu import cuda
 
 __all__ = ["cuda", "emulator"]
 

@@ -13,13 +13,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from cuda_emulation import Emulator, emulator
-from places import ROOT
 from typer.testing import CliRunner
 
 from qtool.cli.main import app
 from qtool.cuda import compiling, running
 from qtool.errors import UnsupportedError, UsageError
+from support.cuda.cuda_emulation import Emulator, emulator
+from support.places import ROOT
 
 __all__ = ["emulator"]
 
@@ -231,9 +231,9 @@ def test_nvrtc_compiles(kernel: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_what_bench_times_runs(emulator: Emulator) -> None:
     """Every case on small arrays of numpy: its tasks are whole, and its bytes are counted."""
     import numpy as np
-    from cuda_emulation import placed, room
 
     from qtool.cuda import bench, bench_cases
+    from support.cuda.cuda_emulation import placed, room
 
     def kind(dtype: str) -> Any:
         return np.uint16 if dtype == "bfloat16" else np.dtype(dtype)

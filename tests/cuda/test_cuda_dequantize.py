@@ -7,12 +7,8 @@ checks every access to memory and that each result is written once.
 from typing import Any
 
 import numpy as np
-import packed_definitions as define
-import packed_words
 import pytest
-from cuda_emulation import Emulator, emulator, placed, room
 from numpy.typing import NDArray
-from random_matrices import random_blocks, random_quant, words_of
 
 from qtool import native_gguf
 from qtool.cuda import float_tasks, tasks
@@ -21,6 +17,10 @@ from qtool.formats.facts import Options
 from qtool.gguf_types import BY_NAME, BlockType
 from qtool.native import stored
 from qtool.native.floats8 import dequantize_bytes, dequantize_fp4
+from support.cuda.cuda_emulation import Emulator, emulator, placed, room
+from support.kernels import packed_definitions as define
+from support.kernels import packed_words
+from support.kernels.random_matrices import random_blocks, random_quant, words_of
 
 __all__ = ["emulator"]
 

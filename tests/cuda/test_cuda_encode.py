@@ -3,18 +3,18 @@
 from itertools import pairwise
 from typing import Any
 
-import gguf_data
 import numpy as np
-import packed_definitions as define
 import pytest
-from cuda_emulation import Emulator, emulator, placed, room
-from encoded_blocks import encoded
 from numpy.typing import NDArray
 
 from qtool import native_gguf
 from qtool.cuda import encode_tasks
 from qtool.gguf_types import BY_NAME, BlockType
 from qtool.native.sums import squares
+from support.cuda.cuda_emulation import Emulator, emulator, placed, room
+from support.cuda.encoded_blocks import encoded
+from support.kernels import gguf_data
+from support.kernels import packed_definitions as define
 
 __all__ = ["emulator"]
 

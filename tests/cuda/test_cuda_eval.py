@@ -4,14 +4,9 @@ that were dequantized there are the CPU's bit for bit, and so are the figures bu
 from pathlib import Path
 from typing import Any
 
-import arch_models
 import numpy as np
 import pytest
-import quantizing
 import torch
-from arch_models import VOCABULARY
-from cuda_device import device, emulator
-from small_models import checkpoint
 from transformers import masking_utils
 
 import qtool
@@ -24,8 +19,13 @@ from qtool.runs.progress import Progress
 from qtool.streaming import reading
 from qtool.streaming.device import Device
 from qtool.streaming.skeleton import Skeleton
+from support.cuda.cuda_device import device, emulator
+from support.models import arch_models
+from support.models.arch_models import VOCABULARY
+from support.models.small_models import checkpoint, models
+from support.runs import quantizing
 
-__all__ = ["device", "emulator"]
+__all__ = ["device", "emulator", "models"]
 
 UP = "model.layers.0.mlp.up_proj.weight"
 # Of every format; which kernel reads a matrix, and whether one multiplies it: None is the CPU.
@@ -46,11 +46,6 @@ CASES = {
     "int8-llmint8": None,
     "q4_k_m": ("q4_k", True),
 }
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("models")
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -4,14 +4,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from arch_models import VOCABULARY
-from cuda_device import device, emulator
-from emulated_cuda import Cuda
-from emulated_gpu import cuda, gpu
-from fitting_runs import SMALL, call, fitted, tiny
-from killed_runs import Died, dying
-from quantizing import Call
-from small_models import checkpoint
 
 from qtool.errors import ResumeError
 from qtool.fitting import slopes
@@ -20,8 +12,16 @@ from qtool.runs.progress import Progress
 from qtool.runs.workspace import workspace
 from qtool.streaming.device import Device
 from qtool.streaming.skeleton import Skeleton
+from support.cuda.cuda_device import device, emulator
+from support.cuda.emulated_cuda import Cuda
+from support.cuda.emulated_gpu import cuda, gpu
+from support.fitting.fitting_runs import SMALL, fitted, tiny
+from support.models.arch_models import VOCABULARY
+from support.models.small_models import checkpoint
+from support.runs.killed_runs import Died, dying
+from support.runs.quantizing import Call
 
-__all__ = ["call", "cuda", "device", "emulator", "gpu", "tiny"]
+__all__ = ["cuda", "device", "emulator", "gpu", "tiny"]
 
 TOKENS = np.random.default_rng(1).integers(3, VOCABULARY, (3, 40), dtype=np.int64)
 

@@ -4,10 +4,16 @@ import dataclasses
 from typing import Any
 
 import numpy as np
-import packed_definitions as define
 import pytest
-from cuda_emulation import Emulator, emulator, placed, room
-from gemv_tasks import (
+
+from qtool import native, native_gguf
+from qtool.cuda import more_tasks
+from qtool.formats import gptq
+from qtool.formats.facts import Options
+from qtool.gguf_types import BY_NAME
+from qtool.native.packing import words_shape
+from support.cuda.cuda_emulation import Emulator, emulator, placed, room
+from support.cuda.gemv_tasks import (
     awq_tasks,
     gptq_tasks,
     inputs,
@@ -17,14 +23,8 @@ from gemv_tasks import (
     results,
     small_integers,
 )
-from random_matrices import random_blocks, random_quant
-
-from qtool import native, native_gguf
-from qtool.cuda import more_tasks
-from qtool.formats import gptq
-from qtool.formats.facts import Options
-from qtool.gguf_types import BY_NAME
-from qtool.native.packing import words_shape
+from support.kernels import packed_definitions as define
+from support.kernels.random_matrices import random_blocks, random_quant
 
 __all__ = ["emulator"]
 

@@ -3,11 +3,8 @@
 from collections.abc import Callable
 from pathlib import Path
 
-import gguf_files
 import numpy as np
 import pytest
-from cuda_emulation import EmulatedPlace, Emulator, OnGpu, emulator
-from quantizing import text_file
 
 from qtool.cuda.staging import CudaPlace, Place
 from qtool.errors import FormatError, SourceError
@@ -23,6 +20,9 @@ from qtool.recipe.file import shipped
 from qtool.recipe.recipe import load
 from qtool.runs.progress import Progress
 from qtool.runs.summary import Summary
+from support.cuda.cuda_emulation import EmulatedPlace, Emulator, OnGpu, emulator
+from support.gguf import gguf_files
+from support.runs.quantizing import text_file
 
 __all__ = ["emulator"]
 

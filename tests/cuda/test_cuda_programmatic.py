@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cuda_emulation import Emulator, emulator, placed, room
-from emulated_cuda import Cuda
-from gemv_tasks import awq_tasks, gptq_tasks, inputs, q4_k_tasks
-from programmatic_gpu import cuda
-from random_matrices import random_quant
 
 from qtool import native_gguf
 from qtool.cuda import bench, compiling, more_tasks, running
 from qtool.cuda.tasks import Task
 from qtool.gguf_types import BY_NAME
+from support.cuda.cuda_emulation import Emulator, emulator, placed, room
+from support.cuda.emulated_cuda import Cuda
+from support.cuda.gemv_tasks import awq_tasks, gptq_tasks, inputs, q4_k_tasks
+from support.cuda.programmatic_gpu import cuda
+from support.kernels.random_matrices import random_quant
 
 __all__ = ["cuda", "emulator"]
 

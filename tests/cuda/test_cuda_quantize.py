@@ -6,10 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cuda_device import device, emulator
-from cuda_emulation import Emulator, placed, room
 from numpy.typing import NDArray
-from sweep_reference import problem, static_grid, sweep_reference
 
 from qtool import grid, native, native_gguf
 from qtool.cuda import quantize_tasks as tasks
@@ -21,6 +18,9 @@ from qtool.scheme import Scheme
 from qtool.streaming.device import Device
 from qtool.streaming.workers import Workers
 from qtool.transforms import awq, awq_device
+from support.cuda.cuda_device import device, emulator
+from support.cuda.cuda_emulation import Emulator, placed, room
+from support.methods.sweep_reference import problem, static_grid, sweep_reference
 
 __all__ = ["device", "emulator"]
 

@@ -6,11 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cuda_device import device, emulator
-from cuda_emulation import Emulator, placed, room
-from nearest_floats import FP8, MXFP4, MXFP8, NVFP4
 from numpy.typing import NDArray
-from sweep_reference import problem
 
 from qtool import small_floats
 from qtool.cuda import float_rounding
@@ -23,6 +19,10 @@ from qtool.scheme import Scheme
 from qtool.small_floats import Search
 from qtool.streaming.device import Device, host
 from qtool.transforms import awq, awq_device
+from support.cuda.cuda_device import device, emulator
+from support.cuda.cuda_emulation import Emulator, placed, room
+from support.formats.nearest_floats import FP8, MXFP4, MXFP8, NVFP4
+from support.methods.sweep_reference import problem
 
 __all__ = ["device", "emulator"]
 

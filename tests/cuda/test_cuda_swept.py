@@ -11,18 +11,10 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import gguf_from_hf
 import numpy as np
 import pytest
-import quantizing
 import torch
-from cuda_device import device, emulator
-from cuda_emulation import EmulatedPlace, Emulator, OnGpu
-from gguf_runs import QUIET, models, write
-from gguf_swept import TINY, check_fed, model_of
-from killed_runs import Died, dying
 from safetensors.torch import load_file, save_file
-from small_models import checkpoint
 
 import qtool
 from qtool.cuda.staging import CudaPlace, Place
@@ -35,6 +27,14 @@ from qtool.recipe.recipe import load
 from qtool.reproduce.run import Asked, reproduce
 from qtool.streaming.device import Device
 from qtool.transforms import awq
+from support.cuda.cuda_device import device, emulator
+from support.cuda.cuda_emulation import EmulatedPlace, Emulator, OnGpu
+from support.gguf import gguf_from_hf
+from support.gguf.gguf_runs import QUIET, write
+from support.gguf.gguf_swept import TINY, check_fed, model_of
+from support.models.small_models import checkpoint, models
+from support.runs import quantizing
+from support.runs.killed_runs import Died, dying
 
 __all__ = ["device", "emulator", "models"]
 

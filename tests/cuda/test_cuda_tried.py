@@ -5,10 +5,13 @@ import dataclasses
 from unittest.mock import patch
 
 import numpy as np
-import packed_definitions as define
 import pytest
-from cuda_emulation import Emulator, OnGpu, emulator, placed, room
-from gemv_tasks import (
+
+from qtool import native_gguf
+from qtool.cuda import compiling, more_tasks
+from qtool.gguf_types import BY_NAME
+from support.cuda.cuda_emulation import Emulator, OnGpu, emulator, placed, room
+from support.cuda.gemv_tasks import (
     awq_tasks,
     gptq_tasks,
     inputs,
@@ -17,12 +20,9 @@ from gemv_tasks import (
     results,
     small_integers,
 )
-from random_matrices import random_blocks, random_quant
-from tried_kernels import TEXT, TRIED, by, compiled, of_layout, tried
-
-from qtool import native_gguf
-from qtool.cuda import compiling, more_tasks
-from qtool.gguf_types import BY_NAME
+from support.cuda.tried_kernels import TEXT, TRIED, by, compiled, of_layout, tried
+from support.kernels import packed_definitions as define
+from support.kernels.random_matrices import random_blocks, random_quant
 
 __all__ = ["compiled", "emulator"]
 

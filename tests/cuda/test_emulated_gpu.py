@@ -4,15 +4,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-import arch_models
-import gguf_from_hf
-import gpt_oss
 import pytest
-import quantizing
-from cuda_emulation import emulator
-from emulated_cuda import Cuda
-from emulated_gpu import cuda, gpu
-from small_models import checkpoint
 
 import qtool
 from qtool.errors import UnsupportedError
@@ -20,6 +12,13 @@ from qtool.recipe.file import shipped
 from qtool.recipe.recipe import Recipe, load
 from qtool.streaming.device import Device
 from qtool.transforms import awq
+from support.cuda.cuda_emulation import emulator
+from support.cuda.emulated_cuda import Cuda
+from support.cuda.emulated_gpu import cuda, gpu
+from support.gguf import gguf_from_hf
+from support.models import arch_models, gpt_oss
+from support.models.small_models import checkpoint
+from support.runs import quantizing
 
 __all__ = ["cuda", "emulator", "gpu"]
 pytestmark = pytest.mark.slow

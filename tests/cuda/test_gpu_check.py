@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from places import ROOT, SUPPORT, TESTS
 
 from qtool.cuda import bench
+from support.places import ROOT, TESTS
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_a_process_whose_gpu_is_broken_is_replaced(
     command = [sys.executable, "-m", "pytest", "-q", "-n", "1", "-p", "no:cacheprovider"]
     command += ["-c", os.devnull, str(tmp_path)]
     environment = {**os.environ, "QTOOL_TEST_DEVICE": device}
-    environment["PYTHONPATH"] = str(SUPPORT)
+    environment["PYTHONPATH"] = str(TESTS)
     said = subprocess.run(command, env=environment, capture_output=True, text=True).stdout
     assert f"{passed} passed" in said and "an illegal memory access" in said
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 import torch
-from places import TESTS
 
 from qtool.cuda import bench, compiling, more_tasks, running
 from qtool.cuda.tasks import Task
+from support.places import TESTS
 
 PATH = TESTS / "gpu" / "products.py"
 

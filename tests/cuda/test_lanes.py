@@ -6,18 +6,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-import quantizing
 import torch
-from cuda_emulation import emulator
-from emulated_cuda import Cuda
-from emulated_gpu import cuda, gpu, quantized
-from small_models import checkpoint
 
 from qtool.cuda import lanes
 from qtool.errors import UnsupportedError
 from qtool.recipe.recipe import Recipe, load
 from qtool.runs import by_rows, each_tensor
 from qtool.streaming.device import Device, host
+from support.cuda.cuda_emulation import emulator
+from support.cuda.emulated_cuda import Cuda
+from support.cuda.emulated_gpu import cuda, gpu, quantized
+from support.models.small_models import checkpoint
+from support.runs import quantizing
 
 __all__ = ["cuda", "emulator", "gpu"]
 

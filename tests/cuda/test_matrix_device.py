@@ -6,16 +6,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import gguf_from_hf
 import numpy as np
 import pytest
-import quantizing
-from cuda_device import emulator
-from emulated_cuda import Cuda
-from emulated_gpu import cuda, gpu
-from fitting_runs import call
-from quantizing import Call
-from small_models import checkpoint
 
 from qtool.artifacts.artifact import Artifact
 from qtool.calibrating import groups
@@ -26,8 +18,15 @@ from qtool.gguf.importance.imatrix import read_importance
 from qtool.matrix import shared
 from qtool.quality import evaluate as evaluating
 from qtool.streaming.device import Device
+from support.cuda.cuda_device import emulator
+from support.cuda.emulated_cuda import Cuda
+from support.cuda.emulated_gpu import cuda, gpu
+from support.gguf import gguf_from_hf
+from support.models.small_models import checkpoint
+from support.runs import quantizing
+from support.runs.quantizing import Call
 
-__all__ = ["call", "cuda", "emulator", "gpu"]
+__all__ = ["cuda", "emulator", "gpu"]
 
 GPU = "Emulated (sm_90)"
 MINE = """method: gptq

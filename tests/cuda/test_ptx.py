@@ -5,9 +5,10 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from cuda_emulation import Emulator, emulator
-from ptx import machine, tensor
-from ptx_by_hand import launch, words
+
+from support.cuda.cuda_emulation import Emulator, emulator
+from support.cuda.ptx_by_hand import launch, words
+from support.ptx import machine, tensor
 
 __all__ = ["emulator"]
 

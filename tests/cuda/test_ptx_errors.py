@@ -2,7 +2,8 @@
 accesses that are not allowed, and what is read that nobody wrote."""
 
 import numpy as np
-from ptx_by_hand import launch
+
+from support.cuda.ptx_by_hand import launch
 
 TURN = """
     mul.wide.u32 %rd1, %r70, 4; mov.u64 %rd2, room; add.s64 %rd3, %rd2, %rd1;

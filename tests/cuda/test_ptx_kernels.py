@@ -8,28 +8,28 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
-import packed_definitions as define
-import packed_words
 import pytest
-from cuda_emulation import emulator, placed, room
-from encoded_blocks import encoded
-from gemv_tasks import awq_tasks, inputs
-from random_matrices import random_blocks, random_quant
-from tried_kernels import by, compiled, of_layout
 
 from qtool import native, native_gguf
 from qtool.cuda import encode_tasks, float_tasks, more_tasks, tasks
 from qtool.gguf_types import BY_NAME
 from qtool.native.sums import squares
+from support.cuda.cuda_emulation import emulator, placed, room
+from support.cuda.encoded_blocks import encoded
+from support.cuda.gemv_tasks import awq_tasks, inputs
+from support.cuda.tried_kernels import by, compiled, of_layout
+from support.kernels import packed_definitions as define
+from support.kernels import packed_words
+from support.kernels.random_matrices import random_blocks, random_quant
 
 if os.environ.get("QTOOL_TEST_DEVICE") != "ptx":
     pytest.skip("needs NVRTC: make cuda-ptx", allow_module_level=True)
 if os.environ.get("QTOOL_TEST_ARCH", "sm_90") != "sm_90":
     pytest.skip("changes are of what is made for sm_90", allow_module_level=True)
 
-from cuda_ptx import ARRAYS, OnPtx
-from ptx import building, machine
-from ptx.parse import parse
+from support.cuda.cuda_ptx import ARRAYS, OnPtx
+from support.ptx import building, machine
+from support.ptx.parse import parse
 
 __all__ = ["compiled", "emulator"]
 

@@ -1,28 +1,16 @@
-"""The order of streams, threads and memory, where torch has a GPU that is emulated: the checker
-finds what is wrong, and nothing is wrong with what runs on a GPU."""
+"""The order of streams, threads and memory, where torch has a GPU that is emulated: nothing is
+wrong with what runs on a GPU."""
 
 import ctypes
 import json
-import re
 import sys
-import threading
 import weakref
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import gguf_files
-import gguf_from_hf
 import numpy as np
 import pytest
-import quantizing
 import torch
-from arch_models import VOCABULARY
-from cuda_emulation import Emulator, OnGpu, emulator
-from cuda_emulation import placed as placed_
-from emulated_cuda import Cuda, Tensor
-from emulated_gpu import cuda, gpu, quantized
-from small_models import checkpoint
 
 import qtool
 from qtool.calibrating import placed
@@ -38,12 +26,17 @@ from qtool.streaming.skeleton import Skeleton
 from qtool.streaming.stream import InMemory, LoadedBlock
 from qtool.streaming.workers import Workers
 from qtool.transforms import awq
+from support.cuda.cuda_emulation import Emulator, OnGpu, emulator
+from support.cuda.cuda_emulation import placed as placed_
+from support.cuda.emulated_cuda import Cuda
+from support.cuda.emulated_gpu import cuda, gpu, quantized
+from support.cuda.emulated_tensors import Tensor
+from support.gguf import gguf_files, gguf_from_hf
+from support.models.arch_models import VOCABULARY
+from support.models.small_models import checkpoint
+from support.runs import quantizing
 
 __all__ = ["cuda", "emulator", "gpu"]
-
-
-def pinned(numbers: float = 1.0) -> torch.Tensor:
-    return torch.full((64,), numbers).pin_memory()
 
 
 def test_the_way_back_is_torchs(cuda: Cuda) -> None:
@@ -66,126 +59,6 @@ def test_the_way_back_is_torchs(cuda: Cuda) -> None:
         pairs = zip(back("cuda:0", doubled), back("cpu", doubled), strict=True)
         assert all(torch.allclose(there, here, rtol=1e-5, atol=1e-6) for there, here in pairs)
     assert cuda.ways_back == 2
-
-
-def waits_for_a_stream(right: bool) -> None:
-    side, there, here = torch.cuda.Stream(), torch.empty(64, device="cuda"), pinned()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        there.copy_(here, non_blocking=True)
-    if right:
-        torch.cuda.current_stream().wait_stream(side)
-    there.mul_(2)
-    torch.cuda.current_stream().synchronize()
-
-
-def waits_before_it_overwrites(right: bool) -> None:
-    """The other way around: what is on its way in is not to meet what still reads."""
-    side, there, here = torch.cuda.Stream(), torch.ones(64, device="cuda"), pinned()
-    _ = there * 2
-    if right:
-        side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        there.copy_(here, non_blocking=True)
-    torch.cuda.current_stream().wait_stream(side)
-
-
-def synchronizes(right: bool) -> None:
-    there, here, event = torch.ones(64, device="cuda"), pinned(), torch.cuda.Event()
-    here.copy_(there, non_blocking=True)
-    event.record()
-    if right:
-        event.synchronize()
-    _ = here.clone()
-
-
-def records_after_the_copy(right: bool) -> None:
-    there, here, event = torch.ones(64, device="cuda"), pinned(), torch.cuda.Event()
-    if not right:
-        event.record()
-    here.copy_(there, non_blocking=True)
-    if right:
-        event.record()
-    event.synchronize()
-    _ = here.clone()
-
-
-def refills_in_time(right: bool) -> None:
-    there, here = torch.empty(64, device="cuda"), pinned()
-    there.copy_(here, non_blocking=True)
-    if right:
-        torch.cuda.current_stream().synchronize()
-    here.fill_(3)
-
-
-def refills_an_array_in_time(right: bool) -> None:
-    there, here = torch.empty(64, device="cuda"), pinned()
-    array = here.numpy()
-    there.copy_(here, non_blocking=True)
-    if right:
-        torch.cuda.current_stream().synchronize()
-    array[:8] = np.ones(8, np.float32)
-
-
-def frees_in_time(right: bool) -> None:
-    side, there, here = torch.cuda.Stream(), torch.ones(64, device="cuda"), pinned()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        here.copy_(there, non_blocking=True)
-    if right:
-        torch.cuda.current_stream().wait_stream(side)
-    del there
-
-
-def tells_the_allocator(right: bool) -> None:
-    side, there, here = torch.cuda.Stream(), torch.ones(64, device="cuda"), pinned()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        here.copy_(there, non_blocking=True)
-    if right:
-        there.record_stream(side)  # type: ignore[arg-type]
-    del there
-
-
-def waits_for_a_thread(right: bool) -> None:
-    there, lock = torch.zeros(64, device="cuda"), threading.Lock()
-
-    def add() -> None:
-        if right:
-            with lock:
-                there.add_(1)
-        else:
-            there.add_(1)
-
-    threads = [threading.Thread(target=add) for _ in range(2)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join()
-    there.add_(1)
-
-
-WAYS: dict[Callable[[bool], None], str] = {
-    waits_for_a_stream: r"nothing orders copy_ .* and mul_",
-    waits_before_it_overwrites: r"nothing orders (ones|mul) .* and copy_",
-    synchronizes: r"pinned memory.* nothing orders copy_ .* and clone",
-    records_after_the_copy: r"pinned memory.* nothing orders copy_ .* and clone",
-    refills_in_time: r"pinned memory.* nothing orders copy_ .* and fill_",
-    refills_an_array_in_time: r"pinned memory.* nothing orders copy_ .* and an array",
-    frees_in_time: r"is freed to stream .* while copy_ .* may still use it",
-    tells_the_allocator: r"is freed to stream .* while copy_ .* may still use it",
-    waits_for_a_thread: r"nothing orders the threads of add_ .* and add_",
-}
-
-
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
-def test_the_checker_finds_it(way: Callable[[bool], None], cuda: Cuda) -> None:
-    way(True)
-    assert not cuda.order.faults
-    way(False)
-    assert cuda.order.faults
-    assert all(re.search(WAYS[way], said) for said in cuda.order.faults), cuda.order.faults
-    cuda.order.faults.clear()
 
 
 def passed(gpu: Device, states: Any) -> None:

@@ -4,14 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-import gguf_from_hf
-import gguf_models
 import numpy as np
 import pytest
-import quantizing
-from fitting_runs import SMALL, call, fitted, request, tiny
-from places import ROOT
-from quantizing import Call
 
 from qtool.fitting import fit as module
 from qtool.fitting.fit import fit
@@ -19,8 +13,13 @@ from qtool.gguf.recipe import GgufRecipe
 from qtool.recipe.recipe import load
 from qtool.runs.progress import Progress
 from qtool.schemas import text as schema_text
+from support.fitting.fitting_runs import SMALL, fitted, request, tiny
+from support.gguf import gguf_from_hf, gguf_models
+from support.places import ROOT
+from support.runs import quantizing
+from support.runs.quantizing import Call
 
-__all__ = ["call", "tiny"]
+__all__ = ["tiny"]
 
 
 def test_from_a_size_to_a_file(tiny: Path, tmp_path: Path, call: Call) -> None:

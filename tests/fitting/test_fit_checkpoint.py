@@ -4,17 +4,17 @@ import json
 from pathlib import Path
 
 import pytest
-import quantizing
-from fitting_runs import SMALL, call, tiny, widths
-from quantizing import Call
 
 from qtool.checkpoints import structure
 from qtool.fitting.fit import fit
 from qtool.fitting.request import FitRequest, Fitted
 from qtool.recipe.recipe import Recipe, load
 from qtool.runs.progress import Progress
+from support.fitting.fitting_runs import SMALL, tiny, widths
+from support.runs import quantizing
+from support.runs.quantizing import Call
 
-__all__ = ["call", "tiny"]
+__all__ = ["tiny"]
 
 
 @pytest.mark.parametrize(

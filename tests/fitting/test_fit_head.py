@@ -6,8 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fitting_runs import SMALL, call, widths
-from quantizing import Call, first_blocks_of_tiny
 from safetensors.torch import load_file, save_file
 
 from qtool.fitting.before import _chances
@@ -17,8 +15,8 @@ from qtool.fitting.slope import Slope, Slopes
 from qtool.planning.planned import Planned
 from qtool.recipe.recipe import Recipe, load
 from qtool.scheme import Dense
-
-__all__ = ["call"]
+from support.fitting.fitting_runs import SMALL, widths
+from support.runs.quantizing import Call, first_blocks_of_tiny
 
 EMBEDDING, HEAD = "model.embed_tokens", "lm_head"
 

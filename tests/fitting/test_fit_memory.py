@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from fitting_runs import SMALL, call, tiny
-from quantizing import Call
 
 from qtool import api
 from qtool.errors import UnsupportedError
@@ -17,8 +15,10 @@ from qtool.fitting.passing import Passing
 from qtool.planning.shapes import Block, Input, Shapes, slope_bytes
 from qtool.recipe.file import Calibration
 from qtool.streaming.workers import Workers
+from support.fitting.fitting_runs import SMALL, tiny
+from support.runs.quantizing import Call
 
-__all__ = ["call", "tiny"]
+__all__ = ["tiny"]
 
 LONG = ("--samples", 4, "--length", 512)  # more micro-batches than threads
 

@@ -8,14 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import gguf_from_hf
-import gguf_models
 import pytest
-import quantizing
-from faulty_runs import KEPT
-from fitting_runs import SMALL, call, fitted, tiny
-from killed_runs import KILLED, Died, damage, dying
-from quantizing import Call
 
 import qtool
 from qtool.errors import ResumeError, UnsupportedError
@@ -23,8 +16,14 @@ from qtool.fitting import slopes
 from qtool.fitting.of_gguf import losses_of
 from qtool.fitting.request import Fitted
 from qtool.runs.journal import Journal
+from support.fitting.fitting_runs import SMALL, fitted, tiny
+from support.gguf import gguf_from_hf, gguf_models
+from support.runs import quantizing
+from support.runs.faulty_runs import KEPT
+from support.runs.killed_runs import KILLED, Died, damage, dying
+from support.runs.quantizing import Call
 
-__all__ = ["call", "tiny"]
+__all__ = ["tiny"]
 
 PASSED = 7  # lines of states before three places, of the head, of two blocks, and of tables
 ROUNDED = 15  # one for each tensor

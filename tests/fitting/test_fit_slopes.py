@@ -3,14 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-import arch_models
-import gguf_from_hf
-import gguf_models
 import numpy as np
 import pytest
-import quantizing
 import torch
-from slopes_by_hand import TOKENS, by_hand, check_same, check_tables, likeliest, measured, ways_of
 from transformers import AutoModelForCausalLM
 
 from qtool.checkpoints.checkpoint import Checkpoint
@@ -18,16 +13,24 @@ from qtool.fitting import slopes
 from qtool.hub import tiny_folder
 from qtool.recipe.file import Calibration
 from qtool.texts.calibration import calibration_tokens
+from support.fitting.slopes_by_hand import (
+    TOKENS,
+    by_hand,
+    check_same,
+    check_tables,
+    likeliest,
+    measured,
+    ways_of,
+)
+from support.gguf import gguf_from_hf, gguf_models
+from support.models import arch_models
+from support.models.small_models import models
+from support.runs import quantizing
 
-__all__ = ["likeliest"]
+__all__ = ["likeliest", "models"]
 
 
 NAMES = ("llama", "qwen3", "gemma3", "gpt_neox", "phi3", "mixtral")
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("models")
 
 
 def folder_of(models: Path, name: str) -> Path:

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from artifact_files import assert_same, random_quant
 from numpy.typing import NDArray
 
 from qtool.errors import FormatError
 from qtool.formats import Facts, Options, awq, detect
 from qtool.formats.facts import ArtifactScheme
 from qtool.scheme import GroupQuant, Scheme
+from support.formats.artifact_files import assert_same, random_quant
 
 GEMM = Options("gemm")
 ASYMMETRIC = Scheme(4, 32, False)

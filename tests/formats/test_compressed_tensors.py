@@ -4,19 +4,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import packed_definitions as definitions
 import pytest
-from artifact_files import assert_same, random_quant
-from compressed_reading import MXFP4, M, read
 from numpy.typing import NDArray
-from packed_files import compressed_tensors as config_of
-from packed_files import write
 
 from qtool.artifacts.artifact import Artifact
 from qtool.errors import FormatError, QtoolError
 from qtool.formats import compressed_tensors, detect
 from qtool.inspecting.inspect import inspect
 from qtool.scheme import Scheme
+from support.formats.artifact_files import assert_same, random_quant
+from support.formats.compressed_reading import MXFP4, M, read
+from support.formats.packed_files import compressed_tensors as config_of
+from support.formats.packed_files import write
+from support.kernels import packed_definitions as definitions
 
 CHANNEL = {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True}
 

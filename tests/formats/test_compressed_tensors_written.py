@@ -7,11 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from artifact_files import assert_same, random_quant
-from compressed_reading import MXFP4, M, read
-from compressed_schemes import SCHEMES, a_quant
-from packed_files import compressed_tensors as config_of
-from packed_files import write
 
 from qtool.errors import FormatError
 from qtool.formats import Facts, compressed_tensors, detect
@@ -19,6 +14,11 @@ from qtool.formats.compressed_tensors_config import chosen_group, named
 from qtool.formats.float_codes import pack_nibbles
 from qtool.inspecting.inspect import inspect
 from qtool.scheme import Scheme
+from support.formats.artifact_files import assert_same, random_quant
+from support.formats.compressed_reading import MXFP4, M, read
+from support.formats.compressed_schemes import SCHEMES, a_quant
+from support.formats.packed_files import compressed_tensors as config_of
+from support.formats.packed_files import write
 
 
 @pytest.mark.parametrize("name", SCHEMES)

@@ -6,12 +6,7 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
-import packed_definitions as definitions
 import pytest
-from artifact_files import assert_same, random_quant
-from compressed_schemes import SCHEMES, a_quant
-from packed_files import compressed_tensors as config_of
-from packed_files import write
 
 from qtool.artifacts.artifact import Artifact
 from qtool.dequantize import dequantize
@@ -20,6 +15,11 @@ from qtool.formats import Facts, bitsandbytes, detect, fp8, modelopt
 from qtool.formats import float_codes as codes_of
 from qtool.inspecting.inspect import inspect
 from qtool.scheme import GroupQuant, Scheme
+from support.formats.artifact_files import assert_same, random_quant
+from support.formats.compressed_schemes import SCHEMES, a_quant
+from support.formats.packed_files import compressed_tensors as config_of
+from support.formats.packed_files import write
+from support.kernels import packed_definitions as definitions
 
 M = "model.layers.0.mlp.up_proj"
 BLOCKS = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from artifact_files import assert_same, random_quant, write_folder
 from numpy.typing import NDArray
 
 from qtool.errors import FormatError, UnsupportedError
@@ -17,6 +16,7 @@ from qtool.formats import Facts, Options, detect, gptq
 from qtool.formats.facts import ArtifactScheme
 from qtool.formats.gptq_dynamic import dynamic, overridden
 from qtool.scheme import GroupQuant, Scheme
+from support.formats.artifact_files import assert_same, random_quant, write_folder
 
 V1, V2 = Options("v1"), Options("v2")
 

@@ -7,17 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import other_tools as other
 import pytest
-from artifact_files import random_quant
-from converting import converted
 from numpy.typing import NDArray
-from verifying import serious
 
 from qtool.errors import FormatError, UnsupportedError
 from qtool.formats import Options, detect, gptq, gptq_zeros
 from qtool.inspecting.inspect import inspect
 from qtool.scheme import GroupQuant, Scheme
+from support.converting.converting import converted
+from support.formats import other_tools as other
+from support.formats.artifact_files import random_quant
+from support.verification.verifying import serious
 
 ONES = {2: [0x55555555], 3: [0x24924924, 0x92492492, 0x49249249], 4: [0x11111111], 8: [0x01010101]}
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import quantizing
 import torch
 from safetensors.numpy import load_file
 
@@ -20,6 +19,7 @@ from qtool.quality import activations
 from qtool.quality.engine_inputs import declared
 from qtool.recipe import recipe as recipes
 from qtool.runs.summary import OutlierReport
+from support.runs import quantizing
 
 NAME = "model.layers.1.mlp.gate_proj"
 

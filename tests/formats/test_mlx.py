@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from artifact_files import assert_same, random_quant
-from mlx_schemes import WEIGHTS
 from numpy.typing import NDArray
 
 from qtool.converting import survey
@@ -18,6 +16,8 @@ from qtool.errors import FormatError
 from qtool.formats import Facts, detect, mlx
 from qtool.methods import rtn
 from qtool.scheme import GroupQuant, Scheme
+from support.formats.artifact_files import assert_same, random_quant
+from support.formats.mlx_schemes import WEIGHTS
 
 M = "model.layers.0.self_attn.q_proj"
 PLAIN = mlx.choose([])

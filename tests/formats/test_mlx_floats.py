@@ -7,12 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import converting
 import numpy as np
 import pytest
-import quantizing
-from artifact_files import assert_same
-from mlx_schemes import WEIGHTS
 from numpy.typing import NDArray
 
 from qtool import small_floats
@@ -25,6 +21,10 @@ from qtool.formats.mlx_floats import MODES
 from qtool.recipe.recipe import load
 from qtool.scheme import Scheme
 from qtool.verification.run import verify_artifact
+from support.converting import converting
+from support.formats.artifact_files import assert_same
+from support.formats.mlx_schemes import WEIGHTS
+from support.runs import quantizing
 
 M = "model.layers.0.self_attn.q_proj"
 PLAIN = mlx.choose([])

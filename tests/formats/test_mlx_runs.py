@@ -6,12 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import arch_models
-import converting
 import numpy as np
 import pytest
-import quantizing
-from artifact_files import assert_same
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
@@ -27,6 +23,10 @@ from qtool.planning.plan import make_plan
 from qtool.recipe.recipe import load
 from qtool.scheme import GroupQuant
 from qtool.verification.run import verify_artifact
+from support.converting import converting
+from support.formats.artifact_files import assert_same
+from support.models import arch_models
+from support.runs import quantizing
 
 PLAIN = mlx.choose([])
 

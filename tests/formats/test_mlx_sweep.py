@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from sweep_reference import problem
 
 from qtool.methods import gptq
 from qtool.scheme import GroupQuant, Scheme
+from support.methods.sweep_reference import problem
 
 
 def reference(weight: np.ndarray, gram: np.ndarray, quant: GroupQuant, damp: float) -> np.ndarray:

@@ -4,15 +4,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-import gguf_models
-import gguf_models_sparse
 import numpy as np
 import pytest
-import quantizing
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 from typer.testing import CliRunner, Result
-from verifying import but_digests
 
 from qtool.artifacts.artifact import Artifact
 from qtool.artifacts.expert_stack import ExpertStack
@@ -25,6 +21,10 @@ from qtool.inspecting.inspect import inspect
 from qtool.quality.weights import open_weights
 from qtool.runs.progress import Progress
 from qtool.verification.run import verify_artifact
+from support.gguf import gguf_models
+from support.gguf.families import sparse
+from support.runs import quantizing
+from support.verification.verifying import but_digests
 
 STACKS = {
     f"model.layers.{block}.mlp.experts.{name}": shape
@@ -62,7 +62,7 @@ def test_by_hand() -> None:
 
 def test_read_as_plain_experts(packed: Path) -> None:
     """Whole, by experts and by rows, the numbers that transformers makes of them."""
-    plain = arrays(gguf_models_sparse.unpacked(packed))
+    plain = arrays(sparse.unpacked(packed))
     artifact = Artifact.open(packed)
     stacks = {name: entry for name, entry in artifact.entries.items() if entry.stacked}
     assert {name: entry.shape for name, entry in stacks.items()} == STACKS
@@ -83,7 +83,7 @@ def test_read_as_plain_experts(packed: Path) -> None:
 
 def test_inspected(packed: Path) -> None:
     found = inspect(packed)
-    plain = inspect(gguf_models_sparse.unpacked(packed))
+    plain = inspect(sparse.unpacked(packed))
     assert found.parameters == plain.parameters
     experts = sum(np.prod(shape) for shape in STACKS.values())
     assert found.unquantized == found.parameters - experts
@@ -98,7 +98,7 @@ def test_made_plain(packed: Path, tmp_path: Path) -> None:
     said = qtool("convert", packed, "--to", "hf", "-o", out)
     assert said.exit_code == 0 and "the same numbers" in said.stdout
     assert "quantization_config" not in json.loads((out / "config.json").read_text())
-    made, wanted = Checkpoint.open(out), Checkpoint.open(gguf_models_sparse.unpacked(packed))
+    made, wanted = Checkpoint.open(out), Checkpoint.open(sparse.unpacked(packed))
     assert made.tensors.keys() == wanted.tensors.keys()
     for name, info in made.tensors.items():
         assert info.dtype == "BF16"
@@ -112,7 +112,7 @@ def test_made_plain(packed: Path, tmp_path: Path) -> None:
 
 def test_run_as_the_plain_one(packed: Path) -> None:
     quantizing.add_tokenizer(packed)
-    plain = quantizing.add_tokenizer(gguf_models_sparse.unpacked(packed))
+    plain = quantizing.add_tokenizer(sparse.unpacked(packed))
     text = quantizing.text_file(packed / "text.txt", 400)
     options = ["--text", text, "--windows", 2, "--length", 32, "--no-cache", "--json"]
     said = qtool("eval", packed, "--against", plain, *options)
@@ -128,7 +128,7 @@ def said(folder: Path, **more: Any) -> list[tuple[str, str]]:
 
 def test_nothing_is_wrong_with_it(packed: Path) -> None:
     quantizing.add_tokenizer(packed)
-    plain = gguf_models_sparse.unpacked(packed)
+    plain = sparse.unpacked(packed)
     wrong = [one for one in said(packed, against=plain) if one[1] != "unquantized"]
     assert not wrong
 

@@ -3,11 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-import gguf_models
 import numpy as np
 import pytest
-import quantizing
-from mxfp4_models import LAYER, RTN, plain, written
 from safetensors.numpy import save_file
 
 from qtool.artifacts.artifact import Artifact
@@ -17,6 +14,9 @@ from qtool.errors import FormatError, RecipeError, SourceError, UnsupportedError
 from qtool.planning.asked import Asked, foresee
 from qtool.recipe.recipe import load
 from qtool.verification.run import verify_artifact
+from support.gguf import gguf_models
+from support.models.mxfp4_models import LAYER, RTN, plain, written
+from support.runs import quantizing
 
 __all__ = ["plain", "written"]
 

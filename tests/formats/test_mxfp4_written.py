@@ -4,15 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-import gguf_from_hf
-import gguf_models
-import gguf_models_sparse
 import numpy as np
 import pytest
-import quantizing
-from mxfp4_models import GPTQ, LAYER, RTN, plain, written
 from numpy.typing import NDArray
-from verifying import serious
 
 from qtool.artifacts.artifact import Artifact, one_by_one
 from qtool.checkpoints.checkpoint import Checkpoint
@@ -23,6 +17,11 @@ from qtool.planning.asked import Asked, foresee
 from qtool.recipe.recipe import load
 from qtool.scheme import GroupQuant
 from qtool.verification.run import verify_artifact
+from support.gguf import gguf_from_hf, gguf_models
+from support.gguf.families import sparse
+from support.models.mxfp4_models import GPTQ, LAYER, RTN, plain, written
+from support.runs import quantizing
+from support.verification.verifying import serious
 
 __all__ = ["plain", "written"]
 
@@ -134,7 +133,7 @@ def test_numbers_are_those_of_every_expert(plain: Path, written: Path) -> None:
 def test_a_model_that_was_made_plain_is_itself_again(tmp_path: Path) -> None:
     """Numbers that MXFP4 can hold are held: released, made plain, written."""
     model = released(tmp_path / "model")
-    back = gguf_models_sparse.unpacked(model)
+    back = sparse.unpacked(model)
     made = quantizing.quantize(back, RTN, tmp_path / "written")
     before, after = stacks(model), stacks(made.out)
     assert before.keys() == after.keys() and len(after) == 4

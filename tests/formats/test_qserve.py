@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import quantizing
 from safetensors.numpy import load_file, save_file
 
 from qtool.artifacts.artifact import Artifact
@@ -20,6 +19,7 @@ from qtool.quality.engine_inputs import declared
 from qtool.recipe import recipe as recipes
 from qtool.scheme import GroupQuant
 from qtool.verification.run import verify_artifact
+from support.runs import quantizing
 
 M = "model.layers.0.self_attn.q_proj"
 

@@ -21,9 +21,9 @@ class Header:
 
     def __init__(self, folder: Path) -> None:
         import numpy as np
-        from artifact_files import random_quant, write_folder
 
         from qtool.scheme import Scheme
+        from support.formats.artifact_files import random_quant, write_folder
 
         self.folder = folder
         self.made = []
@@ -115,12 +115,12 @@ class Config:
     lie = staticmethod(prefixed(partial(lies.json_lie, most=LONG - 20_000)))
 
     def __init__(self, folder: Path) -> None:
-        import hf_arrays
         import numpy as np
-        from artifact_files import random_quant, write_folder
 
         from qtool.formats import FORMATS
         from qtool.scheme import Scheme
+        from support.formats.artifact_files import random_quant, write_folder
+        from support.models import hf_arrays
 
         self.folders: list[tuple[Path, str]] = []  # and the file that is told lies about
         self.beside = 0

@@ -31,7 +31,7 @@ from typing import Any
 from gguf_made import lied, true_file, wrong_model
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent / "support"))
+sys.path.insert(0, str(HERE.parent))
 sys.path.append(str(HERE.parents[1]))  # where no package is installed
 
 SECONDS, BYTES = 1.0, 100e6
@@ -237,7 +237,7 @@ def own(seconds: float, seed: int, path: Path, most: int | None = None) -> None:
 
 def _warm(path: Path) -> None:
     """Whole models, which are imported for, and are converted without a word."""
-    import gguf_small
+    from support.gguf import gguf_small
 
     before = _TRIED["converted"]
     for architecture in gguf_small.ARCHITECTURES:
@@ -257,9 +257,8 @@ def _opened(path: Path) -> AbstractContextManager[object]:
 
 def _try_split(folder: Path, choose: random.Random) -> None:
     """A true model of two parts, and lies about one of them."""
-    from gguf_bytes import Gguf, entry, info
-
     from qtool.formats.gguf_values import Kind
+    from support.gguf.gguf_bytes import Gguf, entry, info
 
     paths = [folder / f"s-0000{number}-of-00002.gguf" for number in (1, 2)]
     whole = []

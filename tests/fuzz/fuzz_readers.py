@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "support")]
+sys.path[:0] = [str(HERE), str(HERE.parent)]
 sys.path.append(str(HERE.parents[1]))  # where no package is installed
 
 SECONDS = 1.0  # of processor time

@@ -13,10 +13,9 @@ NUMBERS = [
 
 def true_file(choose: random.Random) -> bytes:
     """A file without a lie, of all kinds of values and types."""
-    from gguf_bytes import Gguf, array, entry, info
-
     from qtool.formats.gguf_values import STRUCT, Kind
     from qtool.gguf_types import TENSOR_TYPES
+    from support.gguf.gguf_bytes import Gguf, array, entry, info
 
     def value(kind: Kind) -> object:
         if kind is Kind.STRING:
@@ -64,11 +63,10 @@ def true_file(choose: random.Random) -> bytes:
 
 def wrong_model(choose: random.Random) -> bytes:
     """A whole model, but for some keys and tensors."""
-    import gguf_small
-    from gguf_small import ARCHITECTURES, TOKENIZERS
-
     from qtool.formats.gguf_values import STRUCT, Kind
     from qtool.gguf_types import TENSOR_TYPES
+    from support.gguf import gguf_small
+    from support.gguf.gguf_small import ARCHITECTURES, TOKENIZERS
 
     plain = [kind for kind in Kind if kind is not Kind.ARRAY]
     blocks = choose.choice([1, 1, 2])

@@ -22,9 +22,8 @@ class Remote:
                   "hf://a/g", "https://u:p@h/m/")  # fmt: skip
 
     def __init__(self, folder: Path) -> None:
-        import gguf_bytes
-
         from qtool.formats.safetensors_file import INDEX_NAME, TensorSpec, lay_out
+        from support.gguf import gguf_bytes
 
         layout = lay_out("m", [TensorSpec("model.layers.0.q.weight", "F16", (4, 8))])
         content = layout.header + bytes(layout.size - len(layout.header))

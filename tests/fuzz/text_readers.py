@@ -61,7 +61,7 @@ class Tokenizer:
     name = "tokenizer"
 
     def __init__(self, folder: Path) -> None:
-        import small_tokenizers as small
+        from support.models import small_tokenizers as small
 
         self.folder = folder / "model"
         template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
@@ -114,11 +114,10 @@ class Tokenizer:
         return [bytes([n]) + files[name] for n, (_, name, files) in enumerate(self.inputs)]
 
     def attempt(self, data: bytes) -> None:
-        import small_tokenizers as small
-
         from qtool.gguf.tokenizer.files import tokenizer_files
         from qtool.gguf.tokenizer.keys import tokenizer_metadata
         from qtool.texts.tokenizing import tokenize
+        from support.models import small_tokenizers as small
 
         arch, lied, files = self.inputs[(data[0] if data else 0) % len(self.inputs)]
         for path in self.folder.glob("*"):

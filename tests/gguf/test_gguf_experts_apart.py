@@ -3,14 +3,9 @@
 import json
 from pathlib import Path
 
-import gguf_models
 import numpy as np
 import pytest
-import quantizing
-from gguf_models_sparse import TURNED
-from gguf_runs import without_tokenizers, write
 from safetensors.torch import load_file, save_file
-from verifying import but_digests
 
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.formats.gguf_file import GgufFile
@@ -18,6 +13,11 @@ from qtool.gguf.from_hf.experts_apart import experts_apart
 from qtool.gguf.from_hf.source import hf_source
 from qtool.transforms.scaled import from_json
 from qtool.verification.run import verify_artifact
+from support.gguf import gguf_models
+from support.gguf.families.sparse import TURNED
+from support.gguf.gguf_runs import without_tokenizers, write
+from support.runs import quantizing
+from support.verification.verifying import but_digests
 
 __all__ = ["without_tokenizers"]
 

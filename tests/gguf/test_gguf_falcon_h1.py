@@ -3,11 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-import gguf_models
 import numpy as np
 import pytest
-import quantizing
-from gguf_runs import fed_blocks, without_tokenizers, write
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
@@ -20,6 +17,9 @@ from qtool.gguf.source import GgufSource, as_floats
 from qtool.gguf.to_hf.weights import gguf_weights
 from qtool.runs.summary import OUTPUTS
 from qtool.verification.run import verify_artifact
+from support.gguf import gguf_models
+from support.gguf.gguf_runs import fed_blocks, without_tokenizers, write
+from support.runs import quantizing
 
 __all__ = ["without_tokenizers"]
 

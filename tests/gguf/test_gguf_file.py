@@ -10,8 +10,6 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-from gguf_bytes import Gguf, array, entry, info
-from gguf_split import split
 
 from qtool.errors import FormatError, SourceError
 from qtool.formats.gguf_arrays import StoredArray
@@ -19,6 +17,8 @@ from qtool.formats.gguf_file import GgufFile
 from qtool.formats.gguf_values import STRUCT, Kind, Value
 from qtool.gguf.from_gguf import gguf_source
 from qtool.gguf_types import BY_NAME, BY_NUMBER, TENSOR_TYPES
+from support.gguf.gguf_bytes import Gguf, array, entry, info
+from support.gguf.gguf_split import split
 
 SCALARS: dict[Kind, list[Any]] = {
     Kind.UINT8: [0, 255],

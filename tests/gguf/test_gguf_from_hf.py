@@ -9,7 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hf_arrays import (
+from numpy.typing import NDArray
+
+from qtool.checkpoints.checkpoint import Checkpoint
+from qtool.errors import UnsupportedError
+from qtool.formats.gguf_values import Kind
+from qtool.gguf.from_hf import hf_rows, row_maps
+from qtool.gguf.from_hf.source import hf_source
+from qtool.gguf.source import GgufSource
+from support.gguf.gguf_from_hf import without_tokenizers
+from support.models.hf_arrays import (
     GEMMA,
     LLAMA,
     MIXTRAL,
@@ -22,20 +31,8 @@ from hf_arrays import (
     values,
     write,
 )
-from numpy.typing import NDArray
 
-from qtool.checkpoints.checkpoint import Checkpoint
-from qtool.errors import UnsupportedError
-from qtool.formats.gguf_values import Kind
-from qtool.gguf.from_hf import hf_rows, row_maps
-from qtool.gguf.from_hf import source as from_hf
-from qtool.gguf.from_hf.source import hf_source
-from qtool.gguf.source import GgufSource
-
-
-@pytest.fixture(autouse=True)
-def without_tokenizers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(from_hf, "tokenizer_metadata", lambda *_: {})
+__all__ = ["without_tokenizers"]
 
 
 def test_llama(tmp_path: Path) -> None:

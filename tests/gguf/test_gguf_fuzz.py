@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from places import TESTS
 
 from qtool.errors import FormatError
 from qtool.formats import gguf_cursor, gguf_header
+from support.places import TESTS
 
 sys.path.insert(0, str(TESTS / "fuzz"))
 import fuzz_gguf

@@ -5,11 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import gguf_models
 import numpy as np
 import pytest
-import quantizing
-import small_tokenizers as small
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
@@ -23,6 +20,9 @@ from qtool.gguf.source import GgufSource, SourceTensor
 from qtool.gguf.to_hf.hf_tensor import floats_of
 from qtool.gguf.to_hf.model import hf_model
 from qtool.gguf_types import F32
+from support.gguf import gguf_models
+from support.models import small_tokenizers as small
+from support.runs import quantizing
 
 FULL, WINDOW = "full_attention", "sliding_attention"
 

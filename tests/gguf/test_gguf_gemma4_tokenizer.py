@@ -3,13 +3,13 @@
 from pathlib import Path
 
 import pytest
-import small_tokenizers as small
 from tokenizers import Tokenizer
 
 from qtool.errors import FormatError, UnsupportedError
 from qtool.formats.gguf_values import Kind, array, boolean, string
 from qtool.gguf.tokenizer.files import tokenizer_files
 from qtool.gguf.tokenizer.keys import tokenizer_metadata
+from support.models import small_tokenizers as small
 
 T = "tokenizer.ggml."
 

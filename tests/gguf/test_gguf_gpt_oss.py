@@ -3,12 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-import gguf_from_hf
-import gguf_models
-import gguf_models_sparse
 import numpy as np
 import pytest
-import quantizing
 
 from qtool import native_gguf
 from qtool.calibrating.measure import calibrate, opened
@@ -16,7 +12,6 @@ from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import FormatError, QtoolError, UnsupportedError
 from qtool.formats.gguf_file import GgufFile
 from qtool.formats.safetensors_header import TensorInfo
-from qtool.gguf.from_hf import source as from_hf
 from qtool.gguf.from_hf.expert_rows import biases, packed_rows
 from qtool.gguf.from_hf.source import hf_source
 from qtool.gguf.quantize import run_gguf
@@ -25,11 +20,12 @@ from qtool.gguf.source import SourceTensor, as_floats
 from qtool.gguf_types import block_type
 from qtool.recipe.recipe import Calibration, load
 from qtool.runs.progress import Progress
+from support.gguf import gguf_from_hf, gguf_models
+from support.gguf.families import sparse
+from support.gguf.gguf_from_hf import without_tokenizers
+from support.runs import quantizing
 
-
-@pytest.fixture(autouse=True)
-def without_tokenizers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(from_hf, "tokenizer_metadata", lambda *_: {})
+__all__ = ["without_tokenizers"]
 
 
 def tensors_of(folder: Path) -> dict[str, SourceTensor]:
@@ -40,7 +36,7 @@ def test_the_same_numbers_as_plain_experts(tmp_path: Path) -> None:
     """MXFP4 against the transposed float32 of its definition, any rows of it."""
     packed = gguf_models.build("gpt-oss-mxfp4", tmp_path / "packed")
     mine = tensors_of(packed)
-    plain = tensors_of(gguf_models_sparse.unpacked(packed))
+    plain = tensors_of(sparse.unpacked(packed))
     assert mine.keys() == plain.keys()
     for name, tensor in mine.items():
         other = plain[name]
@@ -83,7 +79,7 @@ def test_importance_of_what_lies_beside_the_experts(tmp_path: Path) -> None:
     sets = ["importance=true", f"calibration.source={text}", "calibration.samples=4",
             "calibration.length=16"]  # fmt: skip
     found = []
-    for name, model in (("packed", folder), ("plain", gguf_models_sparse.unpacked(folder))):
+    for name, model in (("packed", folder), ("plain", sparse.unpacked(folder))):
         quantizing.add_tokenizer(model)
         out = tmp_path / f"{name}.gguf"
         recipe = load("q4_0", sets)

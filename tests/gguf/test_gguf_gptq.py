@@ -6,17 +6,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import gguf_from_hf
-import gguf_models
 import pytest
-import quantizing
-from gguf_bytes import Gguf, entry
-from gguf_runs import QUIET, begun_once, models, without_tokenizers, write
-from gguf_swept import TINY, check_fed, model_of
-from killed_runs import Died, damage, dying
 from safetensors.torch import load_file, save_file
-from small_models import checkpoint
-from verifying import but_digests
 
 from qtool.calibrating.placed import Passage
 from qtool.errors import FormatError, SourceError, UnsupportedError
@@ -36,14 +27,16 @@ from qtool.report.again import commands
 from qtool.reproduce.run import Asked, reproduce
 from qtool.runs.summary import OUTPUTS, WEIGHTS
 from qtool.verification.run import verify_artifact
+from support.gguf import gguf_from_hf, gguf_models
+from support.gguf.gguf_bytes import Gguf, entry
+from support.gguf.gguf_runs import QUIET, begun_once, sets, without_tokenizers, write
+from support.gguf.gguf_swept import TINY, check_fed, model_of
+from support.models.small_models import checkpoint, models
+from support.runs import quantizing
+from support.runs.killed_runs import Died, damage, dying
+from support.verification.verifying import but_digests
 
-__all__ = ["models", "without_tokenizers"]
-
-
-@pytest.fixture(scope="module")
-def sets(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    text = quantizing.text_file(tmp_path_factory.mktemp("text") / "text.txt", 6000)
-    return [f"calibration.source={text}", "calibration.samples=8", "calibration.length=32"]
+__all__ = ["models", "sets", "without_tokenizers"]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hf_arrays import (
+from numpy.typing import NDArray
+
+from qtool.errors import FormatError, QtoolError, SourceError, UnsupportedError
+from qtool.gguf.architectures import TABLE
+from qtool.gguf.architectures.inside import AROUND, OTHERWISE, TIED
+from qtool.gguf.from_hf.general import general_metadata
+from qtool.gguf.from_hf.hf_config import complete
+from qtool.gguf.from_hf.rope_tensors import llama3_divisors
+from qtool.gguf.from_hf.source import hf_source
+from support.gguf.gguf_from_hf import without_tokenizers
+from support.models.hf_arrays import (
     LLAMA,
     Arrays,
     gemma2,
@@ -15,21 +25,8 @@ from hf_arrays import (
     numbers,
     write,
 )
-from numpy.typing import NDArray
 
-from qtool.errors import FormatError, QtoolError, SourceError, UnsupportedError
-from qtool.gguf.architectures import TABLE
-from qtool.gguf.architectures.inside import AROUND, OTHERWISE, TIED
-from qtool.gguf.from_hf import source as from_hf
-from qtool.gguf.from_hf.general import general_metadata
-from qtool.gguf.from_hf.hf_config import complete
-from qtool.gguf.from_hf.rope_tensors import llama3_divisors
-from qtool.gguf.from_hf.source import hf_source
-
-
-@pytest.fixture(autouse=True)
-def without_tokenizers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(from_hf, "tokenizer_metadata", lambda *_: {})
+__all__ = ["without_tokenizers"]
 
 
 def _without(name: str) -> Arrays:

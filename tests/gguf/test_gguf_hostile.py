@@ -14,12 +14,22 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
-from gguf_bytes import Gguf, array, entry, info, text
-from gguf_lies import ARCH, HUGE, KEY, U32, U64, alignment, of_entries, of_infos, refusal
 
 from qtool.errors import FormatError
 from qtool.formats.gguf_file import GgufFile
 from qtool.formats.gguf_values import Kind
+from support.gguf.gguf_bytes import Gguf, array, entry, info, text
+from support.gguf.gguf_lies import (
+    ARCH,
+    HUGE,
+    KEY,
+    U32,
+    U64,
+    alignment,
+    of_entries,
+    of_infos,
+    refusal,
+)
 
 LIES: dict[str, tuple[bytes, str]] = {
     # what kind of file

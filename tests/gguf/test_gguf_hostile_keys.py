@@ -9,15 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import gguf_small
 import pytest
-import quantizing
-from gguf_small import Keys, Tensors
-from quantizing import Call
 
 import qtool.calibrating.measure
 import qtool.quality.evaluate  # noqa: F401 (imported here, no command takes time for it)
 from qtool.formats.gguf_values import Kind
+from support.gguf import gguf_small
+from support.gguf.gguf_small import Keys, Tensors
+from support.runs.quantizing import Call
 
 Change = Callable[[Keys, Tensors], object]
 COMMANDS = ("convert", "calibrate", "eval", "plan")
@@ -152,11 +151,6 @@ def arguments(command: str, model: Path, folder: Path) -> list[str]:
         "plan": ["--recipe", "q4_k_m"],
     }
     return [command, str(model), *more[command]]
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
-    return quantizing.caller(monkeypatch, capfd)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -6,13 +6,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from gguf_bytes import Gguf, array, entry, info, text
-from gguf_lies import ARCH, U32, U64
 
 from qtool.errors import FormatError
 from qtool.formats import gguf_cursor, gguf_header
 from qtool.formats.gguf_file import GgufFile
 from qtool.formats.gguf_values import Kind
+from support.gguf.gguf_bytes import Gguf, array, entry, info, text
+from support.gguf.gguf_lies import ARCH, U32, U64
 
 
 def test_cut_anywhere_is_refused(tmp_path: Path) -> None:

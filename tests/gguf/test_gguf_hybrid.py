@@ -4,7 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import gguf_models
 import numpy as np
 import pytest
 
@@ -14,12 +13,15 @@ from qtool.formats.gguf_values import Kind, Value, array, u32
 from qtool.gguf.architectures import TABLE, prediction
 from qtool.gguf.architectures.linear_attention import is_linear
 from qtool.gguf.architectures.sizes import SIZES
-from qtool.gguf.from_hf import source as from_hf
 from qtool.gguf.from_hf.hf_config import complete
 from qtool.gguf.from_hf.source import hf_source
 from qtool.gguf.from_hf.value_maps import MINUS_EXP
 from qtool.gguf.to_hf.model import hf_model
 from qtool.verification.gguf.tensors import check_tensors
+from support.gguf import gguf_models
+from support.gguf.gguf_from_hf import without_tokenizers
+
+__all__ = ["without_tokenizers"]
 
 ROW, NEXT = TABLE["Qwen3_5ForCausalLM"], TABLE["Qwen3NextForCausalLM"]
 SETTINGS = {
@@ -27,11 +29,6 @@ SETTINGS = {
     "linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 4,
     "linear_value_head_dim": 4,
 }  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def without_tokenizers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(from_hf, "tokenizer_metadata", lambda *_: {})
 
 
 def _module(row: Any, name: str, **more: Any) -> Any:

@@ -7,10 +7,8 @@ import sys
 import time
 from pathlib import Path
 
-import gguf_big
 import numpy as np
 import pytest
-from gguf_bytes import Gguf, array, entry, info
 from numpy.typing import NDArray
 from typer.testing import CliRunner
 
@@ -22,6 +20,8 @@ from qtool.formats.gguf_values import Kind
 from qtool.gguf import statistics
 from qtool.gguf.inspect import GgufInspection, gguf_models, tensor_detail
 from qtool.gguf_types import BY_NAME
+from support.gguf import gguf_big
+from support.gguf.gguf_bytes import Gguf, array, entry, info
 
 # Of inspect's JSON for safetensors, what a reader of either relies on.
 COMMON = {"format", "quant_method", "bits_per_weight", "size_bytes", "parameters",

@@ -3,22 +3,24 @@
 from pathlib import Path
 from typing import Any
 
-import gguf_models
 import numpy as np
 import pytest
-from hf_arrays import Arrays, numbers, write
 
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import FormatError, QtoolError, UnsupportedError
 from qtool.formats.gguf_values import Kind, f32, u32
 from qtool.formats.safetensors_header import TensorInfo
 from qtool.gguf.from_hf import cuts
-from qtool.gguf.from_hf import source as from_hf
 from qtool.gguf.from_hf.cuts import Cut, cut_out
 from qtool.gguf.from_hf.source import hf_source
 from qtool.gguf.importance.measured import Gathered, Squares
 from qtool.gguf.source import GgufSource
 from qtool.texts.calibration import Calibration
+from support.gguf import gguf_models
+from support.gguf.gguf_from_hf import without_tokenizers
+from support.models.hf_arrays import Arrays, numbers, write
+
+__all__ = ["without_tokenizers"]
 
 HEADS, KEYS, VALUES, LATENTS, ROTATED, WIDTH = 2, 6, 4, 8, 2, 16
 SETTINGS: dict[str, Any] = {
@@ -28,11 +30,6 @@ SETTINGS: dict[str, Any] = {
     "qk_rope_head_dim": ROTATED, "v_head_dim": VALUES, "first_k_dense_replace": 1,
     "n_routed_experts": 8, "n_group": 1, "topk_group": 1, "max_position_embeddings": 64,
 }  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def without_tokenizers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(from_hf, "tokenizer_metadata", lambda *_: {})
 
 
 def model(*, ranked: bool = True) -> Arrays:

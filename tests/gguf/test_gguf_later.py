@@ -5,17 +5,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import gguf_models
-import gguf_models_later
-import gguf_models_llamas
 import numpy as np
 import pytest
-from gguf_to_hf import bytes_of, keys_of, source_of, without_tokenizers
 from safetensors.numpy import load_file, save_file
 
 from qtool.errors import FormatError, SourceError, UnsupportedError
 from qtool.gguf.to_hf.model import hf_model
 from qtool.verification.gguf.tensors import check_tensors
+from support.gguf import gguf_models
+from support.gguf.families import later, llamas
+from support.gguf.gguf_to_hf import bytes_of, keys_of, source_of, without_tokenizers
 
 __all__ = ["without_tokenizers"]
 
@@ -88,7 +87,7 @@ def test_what_llama_cpp_would_compute_otherwise(name: str, tmp_path: Path) -> No
             source_of(folder)
 
 
-@pytest.mark.parametrize("name", [*gguf_models_later.MODELS, *gguf_models_llamas.MODELS])
+@pytest.mark.parametrize("name", [*later.MODELS, *llamas.MODELS])
 def test_tensors_are_those_that_the_metadata_say(name: str, tmp_path: Path) -> None:
     source = source_of(gguf_models.build(name, tmp_path / "model"))
     assert list(check_tensors(source)) == []
@@ -107,7 +106,7 @@ def test_deepseek_v4_in_the_words_of_transformers(
 ) -> None:
     """Other names of tensors and of settings, and the same file."""
     first = source_of(gguf_models.build("deepseek-v4", tmp_path / "model"))
-    monkeypatch.setattr(gguf_models_later, "finish", lambda *_: None)
+    monkeypatch.setattr(later, "finish", lambda *_: None)
     built_anew = gguf_models.build.__wrapped__  # type: ignore[attr-defined]
     again = source_of(built_anew("deepseek-v4", tmp_path / "again"))
     one, other = keys_of(first), keys_of(again)
@@ -121,7 +120,7 @@ def test_minimax_01_as_transformers_saves_it(
 ) -> None:
     """With rates that follow from the number of heads."""
     first = source_of(gguf_models.build("minimax-01", tmp_path / "model"))
-    monkeypatch.setattr(gguf_models_later, "finish", lambda *_: None)
+    monkeypatch.setattr(later, "finish", lambda *_: None)
     built_anew = gguf_models.build.__wrapped__  # type: ignore[attr-defined]
     again = source_of(built_anew("minimax-01", tmp_path / "again"))
     assert keys_of(again) == keys_of(first) and bytes_of(first) == bytes_of(again)

@@ -1,6 +1,5 @@
 """The levels of GGUF blocks: codes and levels give what the kernels read, bit for bit."""
 
-import gguf_data
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -10,6 +9,7 @@ from qtool.errors import FormatError, UnsupportedError
 from qtool.gguf.gptq import lattice
 from qtool.gguf.gptq.levels import SWEPT, Levels, codes_of, levels, put_codes
 from qtool.gguf_types import BY_NAME, BlockType
+from support.kernels import gguf_data
 
 Bytes = NDArray[np.uint8]
 TYPES = [BY_NAME[name] for name in sorted(SWEPT)]

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import gguf_models
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -15,6 +14,10 @@ from qtool.gguf.from_hf.source import hf_source
 from qtool.gguf.plan import make_gguf_plan
 from qtool.gguf.recipe import GgufRecipe
 from qtool.recipe.recipe import load
+from support.gguf import gguf_models
+from support.gguf.gguf_from_hf import without_tokenizers
+
+__all__ = ["without_tokenizers"]
 
 _BY_KIND = {
     "full_attention": {"rope_type": "default", "rope_theta": 3e4},
@@ -144,11 +147,6 @@ def test_another_slope_of_mpt_is_told(tmp_path: Path) -> None:
     gguf_models.rewrite_config(folder, lambda c: c.update(attn_config={"alibi_bias_max": 4}))
     (said,) = hf_source(Checkpoint.open(folder)).warnings
     assert said.startswith("alibi_bias_max is 4, and transformers takes 8")
-
-
-@pytest.fixture(autouse=True)
-def without_tokenizers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(from_hf, "tokenizer_metadata", lambda *_: {})
 
 
 @pytest.mark.parametrize(("name", "change", "said"), REFUSED)

@@ -1,6 +1,6 @@
 """The types of tensors are those that llama-quantize chooses.
 
-tests/support/gguf_types.json was measured with llama-quantize --dry-run by
+tests/support/gguf/gguf_types.json was measured with llama-quantize --dry-run by
 tests/oracle/gguf_types.py.
 """
 
@@ -10,18 +10,18 @@ from collections import Counter
 from functools import cache
 from hashlib import sha256
 
-import gguf_shapes
 import pytest
-from gguf_shapes import tensor
-from places import SUPPORT
 
 from qtool.errors import UnsupportedError
 from qtool.gguf.kinds import ModelFacts, layer_of, model_facts, output_order, stored_shape
 from qtool.gguf.mixture_table import FILE_TYPES, TYPES
 from qtool.gguf.mixtures import Choice, Options, Override, choose, fallback, needs_importance
 from qtool.gguf.source import GgufSource
+from support.gguf import gguf_shapes
+from support.gguf.gguf_shapes import tensor
+from support.places import SUPPORT
 
-GOLDEN = json.loads((SUPPORT / "gguf_types.json").read_text())
+GOLDEN = json.loads((SUPPORT / "gguf" / "gguf_types.json").read_text())
 CASES = [(model, options) for model, cases in GOLDEN.items() for options in cases]
 LLAMA = ModelFacts("llama", 32, 32, 32)
 

@@ -6,12 +6,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-import gguf_models
 import numpy as np
 import pytest
-import small_tokenizers as small
-from hf_arrays import LLAMA, llama, write
-from small_tokenizers import SIZE
 
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import SourceError, UnsupportedError
@@ -21,6 +17,10 @@ from qtool.gguf.from_hf import source as from_hf
 from qtool.gguf.from_hf.source import gguf_names, hf_source
 from qtool.gguf.tokenizer.keys import PREFIX, tokenizer_metadata
 from qtool.verification.gguf.tensors import check_tensors
+from support.gguf import gguf_models
+from support.models import small_tokenizers as small
+from support.models.hf_arrays import LLAMA, llama, write
+from support.models.small_tokenizers import SIZE
 
 _SMALL = {
     "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 3,

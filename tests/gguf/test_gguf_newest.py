@@ -4,10 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import gguf_models
-import gguf_models_newest
 import pytest
-from gguf_to_hf import keys_of, source_of, without_tokenizers
 
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import QtoolError, SourceError, UnsupportedError
@@ -16,6 +13,9 @@ from qtool.gguf.from_hf.source import hf_source
 from qtool.gguf.to_hf.config import has_way_back
 from qtool.gguf.to_hf.model import hf_model
 from qtool.verification.gguf.tensors import check_tensors
+from support.gguf import gguf_models
+from support.gguf.families import newest
+from support.gguf.gguf_to_hf import keys_of, source_of, without_tokenizers
 
 __all__ = ["without_tokenizers"]
 
@@ -104,7 +104,7 @@ def test_mimo_v2_as_released(tmp_path: Path) -> None:
     assert keys_of(source_of(folder)) == first
 
 
-@pytest.mark.parametrize("name", gguf_models_newest.MODELS)
+@pytest.mark.parametrize("name", newest.MODELS)
 def test_tensors_are_those_that_the_metadata_say(name: str, tmp_path: Path) -> None:
     source = source_of(gguf_models.build(name, tmp_path / "model"))
     assert list(check_tensors(source)) == []

@@ -7,12 +7,8 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import gguf_files
-import gguf_shapes
 import numpy as np
 import pytest
-from gguf_plans import plan_of, recipe_of
-from gguf_shapes import dense, experts, tensor, with_metadata
 from numpy.typing import NDArray
 
 from qtool import __version__
@@ -23,6 +19,9 @@ from qtool.formats.gguf_values import Kind, Value, array, string, u32
 from qtool.gguf.source import GgufSource
 from qtool.gguf_types import BY_NAME, F16, TENSOR_TYPES
 from qtool.planning.rows import rows, type_of
+from support.gguf import gguf_files, gguf_shapes
+from support.gguf.gguf_plans import plan_of, recipe_of
+from support.gguf.gguf_shapes import dense, experts, tensor, with_metadata
 
 SMALL = dense("llama", 8, 256, 512, 8, 2)
 

@@ -12,10 +12,8 @@ from contextlib import nullcontext
 from hashlib import sha256
 from pathlib import Path
 
-import gguf_files
 import numpy as np
 import pytest
-from places import SUPPORT
 
 from qtool import api, native_gguf
 from qtool.errors import FormatError, QtoolError, SourceError, UnsupportedError
@@ -36,15 +34,15 @@ from qtool.hub import tiny_folder
 from qtool.recipe.recipe import load
 from qtool.runs.progress import Progress
 from qtool.runs.summary import Summary
+from support.gguf import gguf_files
+from support.gguf.gguf_files import models
+from support.places import SUPPORT
 
-DIGESTS = json.loads((SUPPORT / "gguf_files.json").read_text())
+__all__ = ["models"]
+
+DIGESTS = json.loads((SUPPORT / "gguf" / "gguf_files.json").read_text())
 # These search the longest; of experts IQ2_XS and IQ3_XXS remain, and of the other model all.
 SLOW = {("experts", f"iq{name}") for name in ("2_xxs", "2_s", "2_m", "3_xs", "3_s", "3_m")}
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return gguf_files.small(tmp_path_factory.mktemp("gguf"))
 
 
 def quantize(

@@ -8,21 +8,13 @@ import sys
 import time
 from pathlib import Path
 
-import gguf_files
 import pytest
-from quantizing import Call, caller
 
 import qtool
+from support.gguf.gguf_files import models
+from support.runs.quantizing import Call
 
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return gguf_files.small(tmp_path_factory.mktemp("gguf"))
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
-    return caller(monkeypatch, capfd)
+__all__ = ["models"]
 
 
 # Where the package that is tested lies: a checkout beside an installed one has no kernels.

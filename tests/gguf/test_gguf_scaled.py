@@ -6,15 +6,9 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
-import gguf_from_hf
 import numpy as np
 import pytest
-import quantizing
-from gguf_runs import QUIET, begun_once, models, without_tokenizers, write
-from killed_runs import Died, damage, dying
 from safetensors.torch import load_file, save_file
-from small_models import checkpoint, difference, logits
-from verifying import but_digests
 
 from qtool.errors import RecipeError, UnsupportedError
 from qtool.formats.gguf_file import GgufFile
@@ -34,6 +28,12 @@ from qtool.transforms.rotated import Rotated
 from qtool.transforms.scaled import Factor, Scaled, check_fits, from_json, record_of, to_json
 from qtool.verification.finding import Verdict
 from qtool.verification.run import verify_artifact
+from support.gguf import gguf_from_hf
+from support.gguf.gguf_runs import QUIET, begun_once, without_tokenizers, write
+from support.models.small_models import checkpoint, difference, logits, models
+from support.runs import quantizing
+from support.runs.killed_runs import Died, damage, dying
+from support.verification.verifying import but_digests
 
 __all__ = ["models", "without_tokenizers"]
 

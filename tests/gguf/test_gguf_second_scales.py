@@ -10,11 +10,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from converting import converted, first_block, run
-from fitting_runs import request
-from gguf_runs import QUIET
 from numpy.typing import NDArray
-from nvfp4_models import model, rounded, their_numbers
 from safetensors.torch import load_file
 
 from qtool import native_gguf
@@ -37,6 +33,10 @@ from qtool.gguf_types import BY_NAME, F32, BlockType
 from qtool.recipe.recipe import load
 from qtool.verification.finding import Verdict
 from qtool.verification.run import verify_artifact
+from support.converting.converting import converted, first_block, run, types
+from support.fitting.fitting_runs import request
+from support.gguf.gguf_runs import QUIET
+from support.models.nvfp4_models import model, rounded, their_numbers
 
 Array = NDArray[np.uint8]
 
@@ -61,11 +61,6 @@ def quantized(
         QUIET,
     )
     return out
-
-
-def types(file: Path) -> dict[str, str]:
-    with GgufFile.open(file) as opened:
-        return {name: info.type.name for name, info in opened.tensors.items()}
 
 
 def values(file: Path, name: str) -> NDArray[np.float32]:

@@ -3,30 +3,27 @@
 from pathlib import Path
 from typing import Any
 
-import gguf_models
-import gguf_models_sparse
 import pytest
-import small_tokenizers as small
-from hf_arrays import LLAMA, Arrays, llama, numbers, write
 from safetensors.numpy import load_file, save_file
-from small_tokenizers import SIZE, keys_of
 
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import FormatError, QtoolError, UnsupportedError
 from qtool.formats.gguf_values import u32
-from qtool.gguf.from_hf import source as from_hf
 from qtool.gguf.from_hf.source import hf_source
+from support.gguf import gguf_models
+from support.gguf.families import sparse
+from support.gguf.gguf_from_hf import without_tokenizers
+from support.models import small_tokenizers as small
+from support.models.hf_arrays import LLAMA, Arrays, llama, numbers, write
+from support.models.small_tokenizers import SIZE, keys_of
+
+__all__ = ["without_tokenizers"]
 
 T = "tokenizer.ggml."
 ROUTED: dict[str, Any] = {
     **LLAMA, "architectures": ["Glm4MoeForCausalLM"], "n_routed_experts": 3, "head_dim": 4,
     "moe_intermediate_size": 8, "num_hidden_layers": 2, "num_nextn_predict_layers": 1,
 }  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def without_tokenizers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(from_hf, "tokenizer_metadata", lambda *_: {})
 
 
 def glm(*, ahead: bool) -> Arrays:
@@ -132,7 +129,7 @@ def test_fused_experts_as_released_or_as_in_memory(tmp_path: Path) -> None:
     for _ in range(2):
         source = hf_source(Checkpoint.open(folder))
         found.append({t.name: t.read(0, t.rows).tobytes() for t in source.tensors})
-        gguf_models_sparse.turn_experts(folder)
+        sparse.turn_experts(folder)
     assert found[0] == found[1] and "blk.1.ffn_down_exps.weight" in found[0]
     gguf_models.rewrite_config(folder, lambda c: c["text_config"].update(mlp_only_layers=[0]))
     with pytest.raises(UnsupportedError, match="some blocks have no experts"):

@@ -9,13 +9,13 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-from gguf_bytes import Gguf, entry, info
-from gguf_split import split
 
 from qtool.errors import FormatError, SourceError
 from qtool.formats import gguf_file
 from qtool.formats.gguf_file import GgufFile, first_parts
 from qtool.formats.gguf_values import Kind
+from support.gguf.gguf_bytes import Gguf, entry, info
+from support.gguf.gguf_split import split
 
 
 def test_split_opens_from_any_part(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hessians import hessian, trace_error
 from numpy.typing import NDArray
 
 from qtool import native_gguf
@@ -12,6 +11,7 @@ from qtool.gguf.gptq import sweep
 from qtool.gguf.gptq.levels import SWEPT, together
 from qtool.gguf_types import BY_NAME, BlockType
 from qtool.methods import gptq
+from support.kernels.hessians import hessian, trace_error
 
 
 def factor(gram: NDArray[np.float32], type_: BlockType) -> gptq.Factor:

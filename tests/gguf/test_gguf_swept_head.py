@@ -6,15 +6,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import gguf_from_hf
 import numpy as np
 import pytest
-import quantizing
 import torch
-from gguf_runs import QUIET, models, without_tokenizers, write
-from killed_runs import Died, damage, dying
 from safetensors.torch import load_file, save_file
-from small_models import checkpoint
 from transformers import AutoModelForCausalLM
 
 from qtool import native_gguf
@@ -35,14 +30,12 @@ from qtool.runs.summary import OUTPUTS
 from qtool.texts.calibration import Calibration
 from qtool.transforms import rotate
 from qtool.verification.run import verify_artifact
+from support.gguf import gguf_from_hf
+from support.gguf.gguf_runs import QUIET, sets, without_tokenizers, write
+from support.models.small_models import checkpoint, models
+from support.runs.killed_runs import Died, damage, dying
 
-__all__ = ["models", "without_tokenizers"]
-
-
-@pytest.fixture(scope="module")
-def sets(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    text = quantizing.text_file(tmp_path_factory.mktemp("text") / "text.txt", 6000)
-    return [f"calibration.source={text}", "calibration.samples=8", "calibration.length=32"]
+__all__ = ["models", "sets", "without_tokenizers"]
 
 
 def seen_by(monkeypatch: pytest.MonkeyPatch) -> list[SiteStats]:

@@ -6,16 +6,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import gguf_models
-import gguf_models_hybrid
-import gguf_models_newest
-import gguf_models_remote
-import gguf_models_sparse
-import gguf_models_states
 import numpy as np
 import pytest
-import quantizing
-from gguf_to_hf import bytes_of, keys_of, source_of, without_tokenizers
 
 from qtool import native_gguf
 from qtool.checkpoints.checkpoint import Checkpoint
@@ -31,6 +23,10 @@ from qtool.gguf.to_hf.weights import gguf_weights
 from qtool.gguf_types import F32, block_type
 from qtool.native import floats
 from qtool.runs.progress import Progress
+from support.gguf import gguf_models
+from support.gguf.families import hybrid, newest, remote, sparse, states
+from support.gguf.gguf_to_hf import bytes_of, keys_of, source_of, without_tokenizers
+from support.runs import quantizing
 
 __all__ = ["without_tokenizers"]
 
@@ -45,16 +41,14 @@ _QUICK = ("llama-3.1", "qwen3-moe", "gemma3-linear", "phi3-long", "stablelm-12b"
 # A GGUF file does not say which gelu a model has; that of the class comes back, and here it is not.
 _OTHER_GELU = ("gpt-neox-rotary",)
 # Logarithms of rates, or norms that are multiplied, are rounded in a file.
-_NEARLY = {*gguf_models_states.MODELS, *gguf_models_newest.MULTIPLIED}
+_NEARLY = {*states.MODELS, *newest.MULTIPLIED}
 _OTHER_SLOPE = ("gpt-oss",)  # and not whether YaRN's slope is rounded, which gpt-oss is said not to
 # Its decoder alone is a Llama, whose elements llama.cpp rotates in other pairs.
 _OTHER_ROWS = {"paddleocr-vl": (".attn_q.weight", ".attn_k.weight")}
 # In MXFP4, which comes back as plain numbers; see below.
-_NO_WAY_BACK = gguf_models_sparse.NO_WAY_BACK | gguf_models_remote.NO_WAY_BACK
+_NO_WAY_BACK = sparse.NO_WAY_BACK | remote.NO_WAY_BACK
 _EACH_PLAIN = [
-    name
-    for name in gguf_models.MODELS
-    if name not in gguf_models_sparse.PACKED and name not in _NO_WAY_BACK
+    name for name in gguf_models.MODELS if name not in sparse.PACKED and name not in _NO_WAY_BACK
 ]
 
 
@@ -97,7 +91,7 @@ def test_there_and_back(name: str, dtype: str, tmp_path: Path) -> None:
         assert kept[0] == kept[1]
     assert other == one
     own, others = keys_of(first), keys_of(again)
-    for key in gguf_models_hybrid.SAID_BY_OTHERS.get(name, ()):
+    for key in hybrid.SAID_BY_OTHERS.get(name, ()):
         own.pop(key, None), others.pop(key, None)
     if again.architecture != first.architecture:  # the text alone of a model that also sees
         assert set(own) - set(others) <= set(OF_SIGHT)
@@ -186,7 +180,7 @@ def test_families_without_a_way_back(name: str, tmp_path: Path) -> None:
         hf_model(source)
 
 
-@pytest.mark.parametrize("name", gguf_models_sparse.PACKED)
+@pytest.mark.parametrize("name", sparse.PACKED)
 def test_experts_in_blocks_come_back_as_plain_numbers(name: str, tmp_path: Path) -> None:
     first = source_of(gguf_models.build(name, tmp_path / "model", dtype="bfloat16"))
     made = back(first, tmp_path / "back")

@@ -3,13 +3,13 @@
 from dataclasses import replace
 from pathlib import Path
 
-import gguf_models
 import pytest
-from gguf_to_hf import source_of, without_tokenizers
 
 from qtool.errors import FormatError, UnsupportedError
 from qtool.formats.gguf_values import Value, f32, u32
 from qtool.gguf.to_hf.model import hf_model
+from support.gguf import gguf_models
+from support.gguf.gguf_to_hf import source_of, without_tokenizers
 
 __all__ = ["without_tokenizers"]
 

@@ -5,9 +5,6 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-import small_tokenizers as small
-from small_tokenizers import SIZE, keys_of
-from tokenizer_page import PAGE
 from tokenizers import Tokenizer
 
 from qtool.formats.gguf_values import boolean, string, u32
@@ -15,6 +12,9 @@ from qtool.gguf.tokenizer import pre_hashes, pretokenizers
 from qtool.gguf.tokenizer.files import tokenizer_files
 from qtool.gguf.tokenizer.hf_json import bpe_vocabulary
 from qtool.gguf.tokenizer.keys import OVERRIDES, tokenizer_metadata
+from support.gguf.tokenizer_page import PAGE
+from support.models import small_tokenizers as small
+from support.models.small_tokenizers import SIZE, keys_of
 
 T = "tokenizer.ggml."
 CONFIG = {"bos_token": "<|end|>", "eos_token": {"content": "<|end|>"}}

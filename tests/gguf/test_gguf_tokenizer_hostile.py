@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import small_tokenizers as small
-from small_tokenizers import SIZE, keys_of
 
 from qtool.errors import FormatError, QtoolError
 from qtool.formats.gguf_values import Kind, Value, array, f32, string, strings, u32
 from qtool.gguf.tokenizer.files import tokenizer_files
 from qtool.gguf.tokenizer.sentencepiece import parse
+from support.models import small_tokenizers as small
+from support.models.small_tokenizers import SIZE, keys_of
 
 T = "tokenizer.ggml."
 

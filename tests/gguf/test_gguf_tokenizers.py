@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import small_tokenizers as small
-from small_tokenizers import SIZE, keys_of
 from tokenizers import Tokenizer
 
 from qtool.errors import UnsupportedError
 from qtool.formats.gguf_values import Kind, array, boolean, string, u32
 from qtool.gguf.tokenizer import bytelevel, pre_hashes, pretokenizers
 from qtool.gguf.tokenizer.keys import tokenizer_metadata
+from support.models import small_tokenizers as small
+from support.models.small_tokenizers import SIZE, keys_of
 
 T = "tokenizer.ggml."
 CONFIG = {"bos_token": "<|end|>", "eos_token": {"content": "<|end|>"}}

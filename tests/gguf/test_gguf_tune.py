@@ -2,14 +2,9 @@
 
 from pathlib import Path
 
-import gguf_from_hf
 import numpy as np
 import pytest
-import quantizing
 import torch
-from gguf_runs import begun_once, models, without_tokenizers, write
-from gguf_swept import check_fed, model_of
-from killed_runs import damage
 
 from qtool import native_gguf
 from qtool.errors import UnsupportedError
@@ -25,16 +20,15 @@ from qtool.gguf_types import BY_NAME
 from qtool.methods import tune
 from qtool.recipe import recipe as recipes
 from qtool.verification.run import verify_artifact
+from support.gguf import gguf_from_hf
+from support.gguf.gguf_runs import begun_once, sets, without_tokenizers, write
+from support.gguf.gguf_swept import check_fed, model_of
+from support.models.small_models import models
+from support.runs.killed_runs import damage
 
-__all__ = ["models", "without_tokenizers"]
+__all__ = ["models", "sets", "without_tokenizers"]
 
 FEW = ["method=[gptq, tune]", "tune.steps=3", "tune.rate=0.001"]
-
-
-@pytest.fixture(scope="module")
-def sets(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    text = quantizing.text_file(tmp_path_factory.mktemp("text") / "text.txt", 6000)
-    return [f"calibration.source={text}", "calibration.samples=8", "calibration.length=32"]
 
 
 def matrix_of(name: str, rows: int = 5) -> BlockMatrix:

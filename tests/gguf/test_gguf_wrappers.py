@@ -5,25 +5,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import small_tokenizers as small
-from hf_arrays import LLAMA, llama, numbers, write
-from small_tokenizers import SIZE, keys_of
 
 from qtool.errors import SourceError, UnsupportedError
 from qtool.formats.gguf_values import u32
 from qtool.gguf.architectures import TABLE, class_named
-from qtool.gguf.from_hf import source as from_hf
 from qtool.gguf.from_hf.source import hf_source
 from qtool.gguf.source import GgufSource
+from support.gguf.gguf_from_hf import without_tokenizers
+from support.models import small_tokenizers as small
+from support.models.hf_arrays import LLAMA, llama, numbers, write
+from support.models.small_tokenizers import SIZE, keys_of
+
+__all__ = ["without_tokenizers"]
 
 _INNER = {name: value for name, value in LLAMA.items() if name != "architectures"}
 _LLAMA = {**_INNER, "model_type": "llama"}
 _SECTIONS = {"rope_scaling": {"mrope_section": [1, 1, 0]}, "num_key_value_heads": 2}
-
-
-@pytest.fixture(autouse=True)
-def without_tokenizers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(from_hf, "tokenizer_metadata", lambda *_: {})
 
 
 def _content(source: GgufSource) -> tuple[dict[str, bytes], dict[str, Any]]:

@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import gguf
-import gguf_files
 import numpy as np
 import pytest
 
@@ -19,6 +18,7 @@ from qtool.formats.gguf_writer import GgufWriter, TensorSpec, lay_out
 from qtool.gguf_types import BY_NAME, F16, F32
 from qtool.runs import staging
 from qtool.runs.staging import staged_file
+from support.gguf import gguf_files
 
 METADATA = {
     "general.architecture": string("llama"),

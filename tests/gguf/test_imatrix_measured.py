@@ -5,14 +5,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import gguf_from_hf
-import gguf_models
 import numpy as np
 import pytest
-import quantizing
 import torch
 from numpy.typing import NDArray
-from quantizing import Call
 
 import qtool.tiny
 from qtool.calibrating import measure
@@ -29,6 +25,9 @@ from qtool.gguf_types import F16
 from qtool.recipe.recipe import Calibration
 from qtool.runs.progress import Progress
 from qtool.texts.calibration import calibration_tokens
+from support.gguf import gguf_from_hf, gguf_models
+from support.runs import quantizing
+from support.runs.quantizing import Call
 
 Q = "blk.0.attn_q.weight"
 LLAMA = {
@@ -281,11 +280,6 @@ def test_a_checkpoint_that_overflows_is_refused(tmp_path: Path) -> None:
         measure_importance(
             again, named(checkpoint), settings(tmp_path, 1, 16), 1, Progress(quiet=True)
         )
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
-    return quantizing.caller(monkeypatch, capfd)
 
 
 def test_calibrate_tiny(tmp_path: Path, call: Call) -> None:

@@ -36,7 +36,7 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent.parent
 TESTS = ["dequantize", "gemv", "programmatic", "encode", "gguf", "quantize", "round", "run"]
-TESTS += ["swept", "big"]
+TESTS += ["streaming", "swept", "big"]
 TESTS = [f"tests/cuda/test_cuda_{name}.py" for name in TESTS]
 WORKERS = str(min(8, os.cpu_count() or 1))
 RUNS = ["tests/cuda/test_cuda_eval.py", "tests/quality/test_generate.py", "-k"]
@@ -122,10 +122,9 @@ def compiled() -> None:
     """Every kernel into the cache: tests and timings find them there."""
     import torch
 
-    sys.path.insert(0, str(ROOT / "tests" / "support"))
-    from cuda_emulation import Emulator, build
-
+    sys.path.insert(0, str(ROOT / "tests"))
     from qtool.cuda import compiling
+    from support.cuda.cuda_emulation import Emulator, build
 
     names = Emulator(build(Path(os.environ["QTOOL_TEST_EMULATOR"]))).kernels()
     units = {compiling.unit_of(name): name for name in names}

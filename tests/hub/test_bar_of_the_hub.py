@@ -6,7 +6,8 @@ from importlib.util import module_from_spec, spec_from_file_location
 from typing import Any
 
 import pytest
-from places import TESTS
+
+from support.places import TESTS
 
 PLACE = TESTS / "bars" / "hub.py"
 GOOD: dict[str, Any] = {

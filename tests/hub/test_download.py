@@ -11,10 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import header_files
-import hub_server
 import pytest
-from hub_here import hub_here
 from jsonschema import Draft202012Validator
 from typer.testing import CliRunner
 
@@ -24,6 +21,9 @@ from qtool.cli.main import app
 from qtool.errors import QtoolError
 from qtool.hub import resolve, tiny_folder
 from qtool.hub.failures import ATTEMPTS, pause_before_next
+from support.hub import hub_server
+from support.hub.hub_here import hub_here
+from support.models import header_files
 
 SIZE = 6_000_000
 

@@ -7,7 +7,6 @@ import shutil
 from pathlib import Path
 
 import gguf
-import gguf_files
 import numpy as np
 import pytest
 from typer.testing import CliRunner
@@ -20,6 +19,7 @@ from qtool.homes.hub_cache import newest_snapshot, repository_of
 from qtool.homes.llama_cpp import names_for
 from qtool.homes.ollama import create_line, modelfile_text, stored_model
 from qtool.homes.serve import command, next_lines
+from support.gguf import gguf_files
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 OTHER = "f" * 40

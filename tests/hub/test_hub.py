@@ -6,11 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import header_files
-import hub_server
 import pytest
-from hub_here import hub_here
-from quantizing import first_block_of_tiny
 from typer.testing import CliRunner
 
 from qtool import api, hub
@@ -19,6 +15,10 @@ from qtool.cli.main import app
 from qtool.errors import SourceError
 from qtool.hub.card import parts
 from qtool.runs.embedded import read
+from support.hub import hub_server
+from support.hub.hub_here import hub_here
+from support.models import header_files
+from support.runs.quantizing import first_block_of_tiny
 
 # Run in a process of its own: huggingface_hub reads its environment when it is imported.
 RESOLVE = """

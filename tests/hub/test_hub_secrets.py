@@ -8,11 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import hub_server
-
 import qtool
 from qtool import hub
 from qtool.hub.failures import explained
+from support.hub import hub_server
 
 PACKAGES = Path(qtool.__file__).parent.parent
 PASSWORD = "SECRETPW"

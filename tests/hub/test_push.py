@@ -5,9 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import hub_server
 import pytest
-from hub_here import hub_here
 from jsonschema import Draft202012Validator
 from typer.testing import CliRunner
 
@@ -15,6 +13,8 @@ from qtool import hub, schemas
 from qtool.cli.main import app
 from qtool.errors import QtoolError
 from qtool.hub.card import parts, with_quality
+from support.hub import hub_server
+from support.hub.hub_here import hub_here
 
 ALIAS = hub.ALIASES["llama-7b"]
 EVAL = {

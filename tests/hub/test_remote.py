@@ -6,17 +6,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import range_server
-from artifact_files import random_quant, write_folder
-from gguf_bytes import Gguf, entry, info
-from range_server import RangeServer, as_json, whole
-from remote_models import SAFETENSORS, refusal, run, server
 from typer.testing import CliRunner
 
 from qtool.cli.main import app
 from qtool.formats.gguf_values import Kind
 from qtool.remote.places import locate
 from qtool.scheme import Scheme
+from support.formats.artifact_files import random_quant, write_folder
+from support.gguf.gguf_bytes import Gguf, entry, info
+from support.hub import range_server
+from support.hub.range_server import RangeServer, as_json, whole
+from support.hub.remote_models import SAFETENSORS, refusal, run, server
 
 __all__ = ["server"]
 

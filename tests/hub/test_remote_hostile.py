@@ -6,9 +6,6 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-import range_server
-from range_server import Handler, RangeServer, Virtual, as_json, whole
-from remote_models import SAFETENSORS, SMALL, refusal, run, server
 from typer.testing import CliRunner
 
 from qtool.cli.main import app
@@ -16,6 +13,9 @@ from qtool.errors import SourceError
 from qtool.formats.safetensors_file import INDEX_NAME
 from qtool.remote import answers, ranges
 from qtool.remote import open as remote_open
+from support.hub import range_server
+from support.hub.range_server import Handler, RangeServer, Virtual, as_json, whole
+from support.hub.remote_models import SAFETENSORS, SMALL, refusal, run, server
 
 __all__ = ["server"]
 

@@ -5,9 +5,12 @@ import json
 from pathlib import Path
 
 import pytest
-from quantizing import Call, Called, caller, first_block_of_tiny, quantize, text_file
 
 from qtool import schemas
+from support.quality.evaluating import call
+from support.runs.quantizing import Call, Called, first_block_of_tiny, quantize, text_file
+
+__all__ = ["call"]
 
 SAID = "cannot be read (qtool.json: "
 
@@ -23,14 +26,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     record = root / "damaged" / "qtool.json"
     record.write_bytes(record.read_bytes()[:100])
     return root
-
-
-@pytest.fixture
-def call(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
-) -> Call:
-    monkeypatch.setenv("QTOOL_CACHE", str(tmp_path / "cache"))
-    return caller(monkeypatch, capfd)
 
 
 def lines(said: Called) -> list[str]:

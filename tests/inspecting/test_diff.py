@@ -7,10 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import gguf_files
 import numpy as np
 import pytest
-from artifact_files import random_quant, write_folder
 from typer.testing import CliRunner
 
 from qtool.checkpoints.checkpoint import Checkpoint
@@ -19,6 +17,8 @@ from qtool.formats.gguf_values import string, strings
 from qtool.gguf_types import BY_NAME, F32
 from qtool.hub import tiny_folder
 from qtool.scheme import GroupQuant, Scheme
+from support.formats.artifact_files import random_quant, write_folder
+from support.gguf import gguf_files
 
 Q = "model.layers.0.self_attn.q_proj"
 SCHEME = Scheme(4, 32, False)

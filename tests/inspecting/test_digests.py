@@ -6,17 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from quantizing import Call, caller, first_block_of_tiny
 
 from qtool.record import without_layers
 from qtool.verification.digests import check_digests
 from qtool.verification.finding import Finding
 from qtool.verification.run import verify_artifact
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
-    return caller(monkeypatch, capfd)
+from support.runs.quantizing import Call, first_block_of_tiny
 
 
 def record(out: Path) -> dict[str, Any]:

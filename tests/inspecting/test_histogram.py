@@ -6,8 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from artifact_files import random_quant, write_folder
-from gguf_bytes import Gguf, entry, info
 from typer.testing import CliRunner
 
 from qtool.cli.main import app
@@ -17,6 +15,8 @@ from qtool.gguf_types import BY_NAME
 from qtool.inspecting.histogram import BINS, Bars, bars, edges, of_codes, of_scales, of_values
 from qtool.inspecting.tensor_detail import of_quant
 from qtool.scheme import GroupQuant, Scheme
+from support.formats.artifact_files import random_quant, write_folder
+from support.gguf.gguf_bytes import Gguf, entry, info
 
 
 def run(*arguments: object) -> str:

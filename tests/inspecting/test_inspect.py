@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from artifact_files import assert_same, random_quant, write_folder
-from header_artifacts import group_config, plain, stored
 from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
@@ -20,6 +18,8 @@ from qtool.formats import FORMATS
 from qtool.inspecting.inspect import inspect
 from qtool.scheme import GroupQuant, Scheme
 from qtool.verification.run import verify_artifact
+from support.formats.artifact_files import assert_same, random_quant, write_folder
+from support.formats.header_artifacts import group_config, plain, stored
 
 KEYS = {"format", "quant_method", "bits_per_weight", "size_bytes", "parameters",
         "unquantized_share", "provenance", "tensors"}  # fmt: skip

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import quantizing
-from verifying import serious
 
 from qtool.artifacts.artifact import Artifact
 from qtool.errors import FormatError, QtoolError, UnsupportedError
 from qtool.formats.gguf_file import GgufFile
 from qtool.formats.safetensors_file import parse_json, read_header
+from support.runs import quantizing
+from support.verification.verifying import serious
 
 PAGE = b"\n<!DOCTYPE html><html><body>404</body></html>\n"
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 12345678\n"

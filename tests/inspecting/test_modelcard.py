@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import header_files
 import numpy as np
 import pytest
 import yaml
@@ -18,6 +17,7 @@ from qtool.runs import each_tensor, modelcard, provenance
 from qtool.runs.outcome import Outcome
 from qtool.runs.summary import LayerReport
 from qtool.scheme import Scheme
+from support.models import header_files
 
 LAYERS = [
     LayerReport(f"model.layers.{i}.mlp.{part}.weight", "w4 g128 asym", 0.01 * (i + 1), "outputs")

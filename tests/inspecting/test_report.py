@@ -11,11 +11,6 @@ from typing import Any
 import jsonschema
 import numpy as np
 import pytest
-import quantizing
-from artifact_files import random_quant, write_folder
-from evaluating import artifacts
-from quantizing import Call
-from report_figures import figures
 
 from qtool.errors import FormatError, SourceError
 from qtool.hub import resolve
@@ -28,6 +23,13 @@ from qtool.runs import pipeline
 from qtool.runs.progress import Progress
 from qtool.runs.request import Request
 from qtool.scheme import Scheme
+from support.formats.artifact_files import random_quant, write_folder
+from support.inspecting.report_figures import figures
+from support.quality.evaluating import artifacts, call
+from support.runs import quantizing
+from support.runs.quantizing import Call
+
+__all__ = ["call"]
 
 VOID = {"br", "col", "hr", "meta", "wbr"}
 HOSTILE = "<script>alert('1')</script>\"><img src=x onerror=y>\u202e\x1b[31m"
@@ -68,14 +70,6 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("awq", "gptq", "q4.gguf"))]  # fmt: skip
     (folder / "figures.json").write_text(json.dumps({"against": "tiny", "artifacts": rows}))
     return folder
-
-
-@pytest.fixture
-def call(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
-) -> Call:
-    monkeypatch.setenv("QTOOL_CACHE", str(tmp_path / "cache"))
-    return quantizing.caller(monkeypatch, capfd)
 
 
 def reported(

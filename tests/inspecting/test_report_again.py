@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
-import quantizing
-from quantizing import Call
-from reported_again import again
 
 from qtool.report.again import commands
+from support.inspecting.reported_again import again
+from support.runs import quantizing
+from support.runs.quantizing import Call
 
 OWN = """\
 method: gptq
@@ -39,11 +39,6 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "again").mkdir()
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
-    return quantizing.caller(monkeypatch, capfd)
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from artifact_files import random_quant, write_folder
-from report_figures import figures
 
 from qtool import native_gguf
 from qtool.artifacts.artifact import Artifact
@@ -19,6 +17,8 @@ from qtool.report.gather import unique_labels
 from qtool.report.names import decoder_prefix, kind_order, place
 from qtool.scheme import GroupQuant, Scheme
 from qtool.verification.finding import LayerError
+from support.formats.artifact_files import random_quant, write_folder
+from support.inspecting.report_figures import figures
 
 
 def test_labels_are_told_apart() -> None:

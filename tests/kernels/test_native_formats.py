@@ -3,15 +3,24 @@
 from typing import Any
 
 import numpy as np
-import packed_definitions as define
 import pytest
-from isas import isa_restored, isas
 from numpy.typing import NDArray
-from packed_words import KINDS, ODD_SHAPES, SHAPES, WORDS, Packed, any_float, fits, zero_of
 
 from qtool import native
 from qtool.native.floats8 import dequantize_bytes, dequantize_fp4
 from qtool.native.packing import dequantize, words_shape
+from support.kernels import packed_definitions as define
+from support.kernels.isas import isa_restored, isas
+from support.kernels.packed_words import (
+    KINDS,
+    ODD_SHAPES,
+    SHAPES,
+    WORDS,
+    Packed,
+    any_float,
+    fits,
+    zero_of,
+)
 
 __all__ = ["isa_restored"]
 

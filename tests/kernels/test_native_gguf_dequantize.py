@@ -4,16 +4,16 @@ import ctypes
 import mmap
 
 import gguf
-import gguf_definitions
 import numpy as np
 import pytest
-from isas import isa_restored
 from numpy.typing import NDArray
-from random_matrices import random_blocks
 
 from qtool import native, native_gguf
 from qtool.errors import FormatError
 from qtool.gguf_types import BY_NAME, BlockType, block_type
+from support.kernels import gguf_definitions
+from support.kernels.isas import isa_restored
+from support.kernels.random_matrices import random_blocks
 
 __all__ = ["isa_restored"]
 

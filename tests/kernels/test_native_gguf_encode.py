@@ -8,19 +8,21 @@ import json
 from hashlib import sha256
 
 import gguf
-import gguf_data
 import numpy as np
 import pytest
-from isas import isa_restored
-from places import SUPPORT
 
 from qtool import native, native_gguf
 from qtool.errors import FormatError
 from qtool.gguf_types import BY_NAME
+from support.kernels import gguf_data
+from support.kernels.isas import isa_restored
+from support.places import SUPPORT
 
 __all__ = ["isa_restored"]
 
-DIGESTS: dict[str, dict[str, list[str]]] = json.loads((SUPPORT / "gguf_digests.json").read_text())
+DIGESTS: dict[str, dict[str, list[str]]] = json.loads(
+    (SUPPORT / "kernels" / "gguf_digests.json").read_text()
+)
 
 
 def test_every_type_has_digests() -> None:

@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
-from hessians import Floats, factor, hessian, trace_error
-from isas import isa_restored
 from numpy.typing import NDArray
 
 from qtool import native
 from qtool.errors import UnsupportedError
+from support.kernels.hessians import Floats, factor, hessian, trace_error
+from support.kernels.isas import isa_restored
 
 __all__ = ["isa_restored"]
 

@@ -6,14 +6,14 @@ from functools import cache, cached_property
 
 import numpy as np
 import pytest
-from hessians import Floats, factor, hessian, trace_error
-from isas import isa_restored
 from numpy.typing import NDArray
 
 from qtool import native, native_gguf
 from qtool.gguf.gptq.levels import SWEPT, Levels, levels, together
 from qtool.gguf_types import BY_NAME, BlockType
 from qtool.native import Points
+from support.kernels.hessians import Floats, factor, hessian, trace_error
+from support.kernels.isas import isa_restored
 
 __all__ = ["isa_restored"]
 

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from isas import isa_restored
 from numpy.typing import NDArray
 
 from qtool import grid, native
 from qtool.scheme import GroupQuant, Scheme
+from support.kernels.isas import isa_restored
 
 __all__ = ["isa_restored"]
 

@@ -5,13 +5,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import small_float_definitions as define
-from isas import isa_restored, isas
 from numpy.typing import NDArray
 
 from qtool.formats.float_codes import TABLES
 from qtool.native import small_floats
 from qtool.native.small_floats import Tries
+from support.kernels import small_float_definitions as define
+from support.kernels.isas import isa_restored, isas
 
 __all__ = ["isa_restored"]
 

@@ -3,15 +3,15 @@
 from typing import Any
 
 import numpy as np
-import packed_definitions as define
 import pytest
-from random_matrices import random_quant, words_of
 
 from qtool import native
 from qtool.formats import awq, gptq
 from qtool.formats.facts import Options
 from qtool.native import stored
 from qtool.scheme import GroupQuant
+from support.kernels import packed_definitions as define
+from support.kernels.random_matrices import random_quant, words_of
 
 DTYPES = ["float32", "float16", "bfloat16"]
 

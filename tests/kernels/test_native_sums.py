@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterator
 
-import gguf_data
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -11,6 +10,7 @@ from numpy.typing import NDArray
 from qtool import native, native_gguf
 from qtool.gguf_types import BF16, BY_NAME, F16, F32, BlockType
 from qtool.native.sums import checksum, squares
+from support.kernels import gguf_data
 
 # Of the first 0, 1, 64 and 1001 bytes in test_checksum_is_the_same_everywhere: files carry such.
 KNOWN = ["c79baa963d2beca0", "a24201a412176aa0", "a54facf069fd1b32", "4080ec3d0cbeb533"]

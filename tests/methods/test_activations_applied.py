@@ -4,13 +4,9 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import arch_models
-import gguf_from_hf
 import numpy as np
 import pytest
-import quantizing
 import torch
-from quantizing import Call
 from safetensors.torch import load_file, save_file
 from transformers import (
     AttentionInterface,
@@ -38,6 +34,10 @@ from qtool.runs import pipeline
 from qtool.runs.progress import Progress
 from qtool.runs.request import Request
 from qtool.streaming.skeleton import Skeleton
+from support.gguf import gguf_from_hf
+from support.models import arch_models
+from support.runs import quantizing
+from support.runs.quantizing import Call
 
 Function = Callable[[np.ndarray], np.ndarray]
 
@@ -53,11 +53,6 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         request = GgufRequest("tiny", tiny_folder(), load(recipe), folder / f"{recipe}.gguf", 1)
         run_gguf(request, Progress(quiet=True))
     return folder
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
-    return quantizing.caller(monkeypatch, capfd)
 
 
 _PLACES = {

@@ -7,10 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import header_files
 import numpy as np
 import pytest
-from quantizing import files, quantize
 
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.converting import view as converted
@@ -27,6 +25,8 @@ from qtool.runs.progress import Progress
 from qtool.runs.sink import Sink
 from qtool.scheme import Scheme
 from qtool.streaming.weights import rows_of
+from support.models import header_files
+from support.runs.quantizing import files, quantize
 
 RECIPES = [
     "w4g128-rtn", "w4g64-rtn", "w8-rtn", "w3g128-rtn", "w8a16-ct", "w8a8-dynamic", "fp8-dynamic",

@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from gallery import raw
-from header_files import write
 from torch.nn import functional
 
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.streaming.reading import EmbeddingRows
+from support.gallery import raw
+from support.models.header_files import write
 
 
 @pytest.fixture

@@ -3,15 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-import gguf_models
 import numpy as np
 import pytest
-import quantizing
 import torch
-from gguf_runs import fed_blocks, without_tokenizers, write
-from slopes_by_hand import likeliest, measured, ways_of
 from transformers import AutoModelForCausalLM
-from transposed_experts import transposed
 
 from qtool.calibrating.sites import Tracer
 from qtool.calibrating.stats import collect
@@ -30,6 +25,11 @@ from qtool.streaming.linears import Matrix, ObserveLinears, WeightIndex
 from qtool.streaming.skeleton import Skeleton
 from qtool.streaming.workers import Workers
 from qtool.texts.calibration import calibration_tokens
+from support.fitting.slopes_by_hand import likeliest, measured, ways_of
+from support.gguf import gguf_models
+from support.gguf.gguf_runs import fed_blocks, without_tokenizers, write
+from support.models.transposed_experts import transposed
+from support.runs import quantizing
 
 __all__ = ["likeliest", "without_tokenizers"]
 

@@ -6,11 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import quantizing
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
-from verifying import forget_digests
 
 from qtool.artifacts.artifact import Artifact
 from qtool.formats.float_codes import TABLES
@@ -21,6 +19,8 @@ from qtool.recipe.recipe import load
 from qtool.texts.calibration import calibration_tokens
 from qtool.transforms import smooth_search
 from qtool.verification.run import verify_artifact
+from support.runs import quantizing
+from support.verification.verifying import forget_digests
 
 FEW = ("calibration.samples=4", "calibration.length=64")
 Floats = NDArray[np.float32]

@@ -8,15 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import arch_models
-import gguf_models
-import header_files
 import numpy as np
 import pytest
-import quantizing
 import torch
 from safetensors.torch import load_file, save_file
-from transposed_experts import transposed
 
 from qtool.artifacts.artifact import Artifact
 from qtool.checkpoints import fused_experts
@@ -31,6 +26,10 @@ from qtool.runs.progress import Progress
 from qtool.runs.summary import OUTPUTS, WEIGHTS
 from qtool.streaming.skeleton import Skeleton
 from qtool.verification.run import verify_artifact
+from support.gguf import gguf_models
+from support.models import arch_models, header_files
+from support.models.transposed_experts import transposed
+from support.runs import quantizing
 
 GROUPS = "weights.group_size=32"
 LAYER = "model.layers.0.mlp.experts"

@@ -7,9 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import quantizing
 import torch
-from killed_runs import Died, dying
 from numpy.typing import NDArray
 
 import qtool
@@ -27,6 +25,8 @@ from qtool.streaming.skeleton import Skeleton
 from qtool.streaming.stream import LoadedBlock, Stream
 from qtool.streaming.workers import Workers
 from qtool.verification.run import verify_artifact
+from support.runs import quantizing
+from support.runs.killed_runs import Died, dying
 
 Double = NDArray[np.float64]
 

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from sweep_reference import output_error, problem, static_grid, sweep_reference
 
 from qtool import grid
 from qtool.errors import SourceError
 from qtool.methods import gptq, rtn
 from qtool.scheme import Scheme
+from support.methods.sweep_reference import output_error, problem, static_grid, sweep_reference
 
 CASES = [
     (Scheme(4, 16, False), gptq.Options(mse=False)),

@@ -6,12 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import quantizing
-from gguf_runs import models
-from nearest_floats import FP8, MXFP4, MXFP8, NVFP4, nearest, tops, weights
 from numpy.typing import NDArray
-from small_models import checkpoint
-from sweep_reference import Real, output_error, problem
 
 from qtool import small_floats
 from qtool.artifacts.artifact import Artifact
@@ -23,6 +18,10 @@ from qtool.recipe.recipe import load
 from qtool.scheme import GroupQuant, Scheme
 from qtool.small_floats import Search
 from qtool.verification.run import verify_artifact
+from support.formats.nearest_floats import FP8, MXFP4, MXFP8, NVFP4, nearest, tops, weights
+from support.methods.sweep_reference import Real, output_error, problem
+from support.models.small_models import checkpoint, models
+from support.runs import quantizing
 
 MLX = replace(NVFP4, outer="")
 SEARCHED = {"nvfp4": NVFP4, "nvfp4 of mlx": MLX, "mxfp4": MXFP4, "mxfp8": MXFP8}

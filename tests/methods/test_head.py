@@ -6,13 +6,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import header_files
 import numpy as np
 import pytest
-from header_artifacts import FLOATS, group_config, stored
 from numpy.typing import NDArray
-from planning import plan_of, quantized
-from quantizing import build, caller, files, quantize, text_file
 from safetensors.numpy import load_file, save_file
 
 from qtool.artifacts.artifact import Artifact
@@ -31,6 +27,10 @@ from qtool.scheme import Dropped, Scheme
 from qtool.verification.engines.head import length_refused
 from qtool.verification.engines.rules import engine_findings
 from qtool.verification.matrix import _hole
+from support.formats.header_artifacts import FLOATS, group_config, stored
+from support.models import header_files
+from support.planning.planning import plan_of, quantized
+from support.runs.quantizing import build, caller, files, quantize, text_file
 
 HEAD = "lm_head.weight"
 

@@ -7,15 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import quantizing
 import torch
-from cuda_device import device, emulator
 from safetensors.torch import load_file, save_file
-from slopes_by_hand import measured
-from slopes_of_outputs import measured as ends_of
 from transformers import conversion_mapping, core_model_loading
 from transformers.core_model_loading import Concatenate, Split
-from unusual_decoders import SMALL, built
 
 from qtool.calibrating.placed import Passage, placed_block
 from qtool.calibrating.row_feedback import Feedback
@@ -34,6 +29,11 @@ from qtool.streaming.joined_rows import Joined, RowsOf
 from qtool.streaming.skeleton import Skeleton
 from qtool.streaming.workers import Workers
 from qtool.transforms import learned_rows
+from support.cuda.cuda_device import device, emulator
+from support.fitting.slopes_by_hand import measured
+from support.fitting.slopes_of_outputs import measured as ends_of
+from support.models.unusual_decoders import SMALL, built
+from support.runs import quantizing
 
 __all__ = ["device", "emulator"]
 

@@ -4,14 +4,10 @@ them, rounded by the evaluator, and missed by `verify` where they are not there.
 import json
 from pathlib import Path
 
-import arch_models
-import gguf_models
 import numpy as np
 import pytest
-import quantizing
 import torch
 from safetensors.numpy import load_file, save_file
-from verifying import but_digests, forget_digests
 
 from qtool.artifacts.artifact import Artifact
 from qtool.checkpoints.checkpoint import Checkpoint
@@ -27,6 +23,10 @@ from qtool.streaming.skeleton import Skeleton
 from qtool.texts.calibration import calibration_tokens
 from qtool.verification.engines.rules import engine_findings
 from qtool.verification.run import verify_artifact
+from support.gguf import gguf_models
+from support.models import arch_models
+from support.runs import quantizing
+from support.verification.verifying import but_digests, forget_digests
 
 WIDTHS = {"float": 448.0, "int": 127.0}
 

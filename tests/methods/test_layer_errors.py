@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from quantizing import first_block_of_tiny
 from safetensors.torch import load_file, save_file
 
 from qtool.checkpoints.checkpoint import Checkpoint
@@ -28,6 +27,7 @@ from qtool.runs.request import Request
 from qtool.runs.summary import LayerReport, Summary
 from qtool.scheme import Scheme
 from qtool.verification.run import verify_artifact
+from support.runs.quantizing import first_block_of_tiny
 
 ODD = "model.layers.2.mlp.up_proj.weight"
 ODD_IN_FIRST = "model.layers.0.mlp.up_proj.weight"

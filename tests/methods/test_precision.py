@@ -9,12 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import quantizing
 import torch
 import torch.nn.functional as F
-from killed_runs import Died, dying
-from precise_runs import ASKED, SMALL, call, now
-from quantizing import Call, first_block_of_tiny, first_blocks_of_tiny, text_file
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
@@ -29,9 +25,10 @@ from qtool.streaming.precision import has_bfloat16, products_in, settled
 from qtool.streaming.skeleton import Skeleton
 from qtool.texts.calibration import Calibration
 from qtool.transforms import awq, chain
-
-__all__ = ["call"]
-
+from support.methods.precise_runs import ASKED, SMALL, now
+from support.runs import quantizing
+from support.runs.killed_runs import Died, dying
+from support.runs.quantizing import Call, first_block_of_tiny, first_blocks_of_tiny, text_file
 
 PASSES = (
     (placed, "collect"),

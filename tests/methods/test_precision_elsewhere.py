@@ -5,13 +5,7 @@ import threading
 from pathlib import Path
 
 import pytest
-import quantizing
 import torch
-from killed_runs import Died, dying
-from precise_runs import ASKED, SMALL, call, now
-from quantizing import Call, first_block_of_tiny, first_blocks_of_tiny, text_file
-from reported_again import again
-from small_models import checkpoint
 
 from qtool.calibrating import row_feedback
 from qtool.calibrating.row_rounding import RowFactor
@@ -20,8 +14,12 @@ from qtool.fitting.costs import precision_of
 from qtool.runs import embedded
 from qtool.streaming import precision
 from qtool.streaming.precision import has_bfloat16, products_in
-
-__all__ = ["call"]
+from support.inspecting.reported_again import again
+from support.methods.precise_runs import ASKED, SMALL, now
+from support.models.small_models import checkpoint
+from support.runs import quantizing
+from support.runs.killed_runs import Died, dying
+from support.runs.quantizing import Call, first_block_of_tiny, first_blocks_of_tiny, text_file
 
 OWN = ("--calibration", "text.txt", *SMALL)
 

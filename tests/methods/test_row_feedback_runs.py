@@ -3,16 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-import gguf_from_hf
 import numpy as np
 import pytest
-import quantizing
 import torch
-from gguf_runs import goes_on, models, without_tokenizers, write
-from killed_runs import Died, dying
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
-from small_models import checkpoint
 
 from qtool.calibrating import row_feedback, row_rounding
 from qtool.calibrating.measure import calibrate
@@ -25,6 +20,11 @@ from qtool.recipe.recipe import load
 from qtool.runs.progress import Progress
 from qtool.streaming.workers import Workers
 from qtool.verification.run import verify_artifact
+from support.gguf import gguf_from_hf
+from support.gguf.gguf_runs import goes_on, without_tokenizers, write
+from support.models.small_models import checkpoint, models
+from support.runs import quantizing
+from support.runs.killed_runs import Died, dying
 
 __all__ = ["models", "without_tokenizers"]
 

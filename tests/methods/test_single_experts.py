@@ -5,14 +5,10 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import gguf_from_hf
-import gpt_oss
 import numpy as np
 import pytest
-import quantizing
 import torch
 from safetensors.torch import load_file, save_file
-from verifying import serious
 
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.checkpoints.fused_experts import apart
@@ -21,6 +17,10 @@ from qtool.checkpoints.source import opened
 from qtool.errors import SourceError
 from qtool.quality.weights import open_weights
 from qtool.verification.run import verify_artifact
+from support.gguf import gguf_from_hf
+from support.models import gpt_oss
+from support.runs import quantizing
+from support.verification.verifying import serious
 
 RTN, GPTQ = "mxfp4-gpt-oss", "mxfp4-gpt-oss-gptq"
 EXPERTS = "model.layers.1.mlp.experts"

@@ -6,8 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import quantizing
-from nearest_floats import FP8, MXFP4, MXFP8, NVFP4, nearest, tops, weights
 
 import qtool.tiny
 from qtool import small_floats
@@ -18,6 +16,8 @@ from qtool.methods import rtn
 from qtool.recipe.recipe import load
 from qtool.runs.each_tensor import frobenius_error
 from qtool.scheme import GroupQuant, Scheme
+from support.formats.nearest_floats import FP8, MXFP4, MXFP8, NVFP4, nearest, tops, weights
+from support.runs import quantizing
 
 TINY = Path(qtool.tiny.__file__).parent
 

@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from quantizing import assert_reads_back, build, quantize, text_file
 from safetensors.numpy import load_file
 
 from qtool import grid
@@ -17,6 +16,7 @@ from qtool.quality import activations
 from qtool.quality.engine_inputs import activations as of_weights
 from qtool.quality.weights import open_weights
 from qtool.recipe import recipe
+from support.runs.quantizing import assert_reads_back, build, quantize, text_file
 
 STATIC = ["activations.dynamic=false", "weights.group_size=-1"]
 

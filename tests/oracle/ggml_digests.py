@@ -1,5 +1,5 @@
 """Writes gguf_digests.json: digests of what ggml's own encoder makes of gguf_data.py, both in
-tests/support.
+tests/support/kernels.
 
     QTOOL_ORACLE_GGML=.../libggml-base.so python tests/oracle/ggml_digests.py
 
@@ -12,13 +12,12 @@ from hashlib import sha256
 from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
-SUPPORT = TESTS / "support"
-sys.path[:0] = [str(SUPPORT), str(TESTS)]
+sys.path.insert(0, str(TESTS))
 
-import gguf_data  # noqa: E402
 from oracle import ggml_blocks  # noqa: E402
 
 from qtool.gguf_types import BY_NAME  # noqa: E402
+from support.kernels import gguf_data  # noqa: E402
 
 
 def main() -> None:
@@ -38,7 +37,7 @@ def main() -> None:
                     kinds.append(kind)
                     digest.update(blocks.tobytes())
             digests[block.name][importance] = [digest.hexdigest()[:32], ",".join(kinds)]
-    out = SUPPORT / "gguf_digests.json"
+    out = TESTS / "support" / "kernels" / "gguf_digests.json"
     out.write_text(json.dumps(digests, indent=1) + "\n")
 
 

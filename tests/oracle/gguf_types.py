@@ -1,11 +1,11 @@
-"""Write tests/support/gguf_types.json: the types that llama-quantize chooses, and qtool has to.
+"""Write tests/support/gguf/gguf_types.json: the types llama-quantize chooses, and qtool has to.
 
     python tests/oracle/gguf_types.py LLAMA_QUANTIZE [FOLDER]
 
-LLAMA_QUANTIZE is the program of llama.cpp 0c1e57098. The models of tests/support/gguf_shapes.py are
-written as files without data, and `--dry-run` tells what would become of each tensor. FOLDER holds
-the real smollm2-f16.gguf and smollm2-768-f16.gguf, whose types must be those of the models so
-called.
+LLAMA_QUANTIZE is the program of llama.cpp 0c1e57098. The models of
+tests/support/gguf/gguf_shapes.py are written as files without data, and `--dry-run` tells what
+would become of each tensor. FOLDER holds the real smollm2-f16.gguf and
+smollm2-768-f16.gguf, whose types must be those of the models so called.
 
 A golden is: model -> options -> file type -> the number of fallbacks and a digest of the lines
 "name type" in the order of writing, and without options how many tensors there are of each type;
@@ -25,17 +25,16 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-sys.path[:0] = [str(Path(__file__).parents[1] / "support"), str(Path(__file__).parents[2])]
-
-import gguf_shapes  # noqa: E402
+sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
 
 from qtool.formats.gguf_values import Kind  # noqa: E402
 from qtool.gguf.mixture_table import FILE_TYPES  # noqa: E402
 from qtool.gguf.source import GgufSource  # noqa: E402
+from support.gguf import gguf_shapes  # noqa: E402
 
 Goldens = dict[str, dict[str, list[object] | None]]  # options -> file type -> golden
 
-GOLDEN = Path(__file__).parents[1] / "support" / "gguf_types.json"
+GOLDEN = Path(__file__).parents[1] / "support" / "gguf" / "gguf_types.json"
 # Options that go beyond the file type; with what file types each is tried.
 SOME = ("Q4_K_M", "Q2_K", "IQ3_XXS", "Q8_0", "IQ1_S", "MXFP4_MOE", "F16")
 QUANTIZED = SOME[:-1]  # llama-quantize ignores --tensor-type in files of plain numbers

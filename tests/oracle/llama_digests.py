@@ -1,5 +1,5 @@
 """Writes gguf_files.json: digests of what llama-quantize makes of gguf_files.py, both in
-tests/support.
+tests/support/gguf.
 
     QTOOL_ORACLE_LLAMA=.../bin python tests/oracle/llama_digests.py
 
@@ -12,14 +12,13 @@ import tempfile
 from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
-SUPPORT = TESTS / "support"
-sys.path[:0] = [str(SUPPORT), str(TESTS)]
+sys.path.insert(0, str(TESTS))
 
-import gguf_files  # noqa: E402
 from oracle import llama_quantize  # noqa: E402
 
 from qtool.gguf.importance.imatrix import write_importance  # noqa: E402
 from qtool.gguf.mixture_table import FILE_TYPES  # noqa: E402
+from support.gguf import gguf_files  # noqa: E402
 
 
 def main() -> None:
@@ -38,7 +37,9 @@ def main() -> None:
                     for imatrix in (None, factors)
                 ]
                 digests[title][recipe] = [None if one is None else one.padding for one in found]
-    (SUPPORT / "gguf_files.json").write_text(json.dumps(digests, indent=1) + "\n")
+    (TESTS / "support" / "gguf" / "gguf_files.json").write_text(
+        json.dumps(digests, indent=1) + "\n"
+    )
 
 
 if __name__ == "__main__":

@@ -12,10 +12,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import gguf_files
-
 from qtool.formats.gguf_values import Kind, Value
 from qtool.native.library import default_threads
+from support.gguf import gguf_files
 
 
 def tools() -> Path | None:

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from converting import converted
 from safetensors.numpy import load_file
 
 from qtool.artifacts.artifact import Artifact
 from qtool.hub import resolve
 from qtool.scheme import GroupQuant
 from qtool.verification.run import verify_artifact
+from support.converting.converting import converted
 
 pytestmark = [pytest.mark.oracle, pytest.mark.slow]
 

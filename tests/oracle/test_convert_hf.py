@@ -12,12 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import gguf_from_hf
-import gguf_models
-import gguf_models_later
-import gguf_models_llamas
-import gguf_models_sparse
-import gguf_models_states
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -28,6 +22,8 @@ from qtool.gguf.from_gguf import gguf_source
 from qtool.gguf.kinds import stored_shape
 from qtool.gguf.source import as_floats
 from qtool.gguf_types import I32
+from support.gguf import gguf_from_hf, gguf_models
+from support.gguf.families import later, llamas, sparse, states
 
 pytestmark = pytest.mark.oracle
 
@@ -40,8 +36,8 @@ pytestmark = pytest.mark.oracle
 # GLM: it takes 1e-5 for rms_norm_eps, 10000 for rope_theta, and the width for the length of texts.
 _FAILS_THERE = (
     "stablelm-12b", "olmo2-tied", "gpt2-inner", "glm-own", "starcoder-heads", "bamba",
-    *gguf_models_sparse.FAILS_THERE, *gguf_models_later.FAILS_THERE,
-    *gguf_models_llamas.FAILS_THERE,
+    *sparse.FAILS_THERE, *later.FAILS_THERE,
+    *llamas.FAILS_THERE,
 )  # fmt: skip
 _NAMES = [name for name in gguf_models.MODELS if name not in _FAILS_THERE]
 # Where dtypes make a difference: norms plus one, routers, biases.
@@ -105,7 +101,7 @@ def compare(ours: GgufFile, theirs: GgufFile, beyond: set[str]) -> None:
             continue  # in float32, as all routers are; this one alone is rounded there
         assert ours.tensors[name].type == info.type, name
         mine, other = gguf_from_hf.raw(ours, name), gguf_from_hf.raw(theirs, name)
-        if name.endswith(".ssm_a") and architecture in gguf_models_states.OF_RATES:
+        if name.endswith(".ssm_a") and architecture in states.OF_RATES:
             # Thousands of powers, which are rounded once here, and by torch a bit more often.
             assert np.abs(mine.view(np.int32) - other.view(np.int32)).max() <= 1, name
         else:
@@ -181,7 +177,7 @@ def test_deepseek_v4_as_released(
     """Experts in four bits, which the converter keeps so, and all else in its own dtype: the same
     tensors by their numbers, and the same keys."""
     folder = gguf_models.build("deepseek-v4", tmp_path / "model", dtype="bfloat16")
-    gguf_models_later.in_four_bits(folder, tmp_path / "plain" / "model")
+    later.in_four_bits(folder, tmp_path / "plain" / "model")
     convert(source, [[str(folder), "bf16", str(tmp_path / "theirs.gguf")]], vocabulary=False)
     theirs = GgufFile.open(tmp_path / "theirs.gguf")
     monkeypatch.setattr("qtool.gguf.from_hf.source.tokenizer_metadata", lambda *_: {})

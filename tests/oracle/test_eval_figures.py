@@ -117,7 +117,7 @@ def figures(p: np.ndarray, q: np.ndarray, tokens: np.ndarray) -> dict[str, float
 def test_figures(recipe: str, models: Path, quantize: Callable[..., Path], tmp_path: Path) -> None:
     model = models / "smollm2-768"
     if recipe.startswith("q"):
-        import gguf_from_hf
+        from support.gguf import gguf_from_hf
 
         artifact = tmp_path / "model.gguf"
         gguf_from_hf.write(model, artifact, recipe)

@@ -3,10 +3,8 @@
 QTOOL_ORACLE_GGML names the library (see ggml_blocks.py).
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 
-import gguf_data
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -16,6 +14,10 @@ import qtool
 from qtool import native, native_gguf
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.gguf_types import BY_NAME, BlockType
+from support.kernels import gguf_data
+from support.kernels.isas import isa_restored
+
+__all__ = ["isa_restored"]
 
 pytestmark = [
     pytest.mark.oracle,
@@ -25,14 +27,6 @@ pytestmark = [
 ]
 
 TYPES = list(BY_NAME.values())
-
-
-@pytest.fixture(autouse=True)
-def isa_restored() -> Iterator[None]:
-    """Leaves the instruction set as it was."""
-    before = native.selected()
-    yield
-    native.select(before)
 
 
 def compare(block: BlockType, weight: NDArray[np.float32], factors: NDArray[np.float32] | None,

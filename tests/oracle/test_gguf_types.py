@@ -1,4 +1,4 @@
-"""llama-quantize still says what tests/support/gguf_types.json says it does.
+"""llama-quantize still says what tests/support/gguf/gguf_types.json says it does.
 
 QTOOL_ORACLE_LLAMA names the folder of llama.cpp's tools.
 """
@@ -6,9 +6,10 @@ QTOOL_ORACLE_LLAMA names the folder of llama.cpp's tools.
 import json
 from pathlib import Path
 
-import gguf_shapes
 import pytest
 from oracle import gguf_types, llama_quantize
+
+from support.gguf import gguf_shapes
 
 pytestmark = pytest.mark.oracle
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizer_page import PAGE
 
 from qtool.formats.gguf_file import GgufFile
 from qtool.formats.gguf_values import Value, boolean, string
@@ -24,6 +23,7 @@ from qtool.gguf.tokenizer.bpe import looks_special
 from qtool.gguf.tokenizer.files import tokenizer_files
 from qtool.gguf.tokenizer.keys import OVERRIDES, tokenizer_metadata
 from qtool.gguf.tokenizer.special import TEMPLATES
+from support.gguf.tokenizer_page import PAGE
 
 pytestmark = pytest.mark.oracle
 

@@ -9,20 +9,22 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import gguf_from_hf
-import gguf_models
-import gguf_models_gemma4
-import gguf_models_hybrid
-import gguf_models_later
-import gguf_models_newest
-import gguf_models_recent
-import gguf_models_remote
-import gguf_models_rotated
-import gguf_models_seeing
-import gguf_models_sparse
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+
+from support.gguf import gguf_from_hf, gguf_models
+from support.gguf.families import (
+    gemma4,
+    hybrid,
+    later,
+    newest,
+    recent,
+    remote,
+    rotated,
+    seeing,
+    sparse,
+)
 
 pytestmark = pytest.mark.oracle
 
@@ -98,33 +100,33 @@ def test_random_models(
 ) -> None:
     gguf_from_hf.no_vocabulary(monkeypatch)
     exact = name in (
-        *gguf_models_hybrid.NOT_ROUNDED,
-        *gguf_models_recent.NOT_ROUNDED,
-        *gguf_models_gemma4.NOT_ROUNDED,
-        *gguf_models_newest.NOT_ROUNDED,
-        *gguf_models_later.NOT_ROUNDED,
+        *hybrid.NOT_ROUNDED,
+        *recent.NOT_ROUNDED,
+        *gemma4.NOT_ROUNDED,
+        *newest.NOT_ROUNDED,
+        *later.NOT_ROUNDED,
     )
     if name.startswith("gemma3n"):
         divide_by_one_less(monkeypatch)
-    if name in gguf_models_newest.CHOSEN_WITH_FLASH:
+    if name in newest.CHOSEN_WITH_FLASH:
         monkeypatch.setenv("FLASH_ATTENTION", "1")
-    if name in gguf_models_rotated.ROTATED:
-        gguf_models_rotated.rotate_as_there(name, monkeypatch)
+    if name in rotated.ROTATED:
+        rotated.rotate_as_there(name, monkeypatch)
     folder = gguf_models.build(name, tmp_path / name, dtype="float32" if exact else "float16")
-    length = gguf_models_later.LONGER.get(name, LENGTH)
+    length = later.LONGER.get(name, LENGTH)
     prompts = np.random.default_rng(7).integers(3, gguf_models.VOCABULARY, (PROMPTS, length))
     gguf_from_hf.write(folder, tmp_path / "model.gguf", "f32" if exact else "f16")
     vocabulary = gguf_models.MODELS[name][1].get("vocab_size", gguf_models.VOCABULARY)
-    given = gguf_models_seeing.GIVEN.get(name, slice(None))
+    given = seeing.GIVEN.get(name, slice(None))
     mine = of_llama(program, tmp_path / "model.gguf", prompts, vocabulary)[..., given]
     assert np.isfinite(mine).all()
-    if name in gguf_models_remote.UNLIKE:
+    if name in remote.UNLIKE:
         return
-    if name in gguf_models_remote.MODELS:
+    if name in remote.MODELS:
         folder = gguf_models.build(name, tmp_path / "like", dtype="float16", renamed=False)
-    packed = name in gguf_models_sparse.PACKED
+    packed = name in sparse.PACKED
     if packed:
-        folder = gguf_models_sparse.unpacked(folder)
+        folder = sparse.unpacked(folder)
     theirs = of_transformers(folder, prompts)[..., given]
     found = difference(mine, theirs)
     record_property("difference", found)

@@ -12,7 +12,6 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-import gguf_from_hf
 import numpy as np
 import pytest
 import torch
@@ -26,6 +25,7 @@ from qtool.quality import activations
 from qtool.quality.evaluate import Protocol, evaluate
 from qtool.runs.progress import Progress
 from qtool.texts.source import default_text
+from support.gguf import gguf_from_hf
 
 pytestmark = [
     pytest.mark.oracle,

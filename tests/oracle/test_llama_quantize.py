@@ -12,13 +12,13 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-import gguf_files
 import pytest
 from oracle import llama_quantize
 
 from qtool.gguf.importance.imatrix import write_importance
 from qtool.gguf.recipe import GgufRecipe
 from qtool.recipe.recipe import load, shipped
+from support.gguf import gguf_files
 
 pytestmark = [
     pytest.mark.oracle,

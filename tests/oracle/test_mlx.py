@@ -9,11 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import converting
-import gguf_models
 import numpy as np
 import pytest
-import quantizing
 
 from qtool.artifacts.artifact import Artifact
 from qtool.checkpoints.checkpoint import Checkpoint
@@ -24,6 +21,9 @@ from qtool.scheme import GroupQuant
 from qtool.streaming.skeleton import Skeleton
 from qtool.streaming.workers import Workers
 from qtool.verification.run import verify_artifact
+from support.converting import converting
+from support.gguf import gguf_models
+from support.runs import quantizing
 
 pytestmark = pytest.mark.oracle
 

@@ -6,12 +6,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from header_artifacts import FLOATS, compressed, floats, group_config, packed, stored
 from oracle.test_vllm_rules import ACTIVATIONS, skips_gate
 from oracle.test_vllm_rules import cases as others
 
 from qtool.verification.engines.rules import engine_findings
 from qtool.verification.engines.schemes import pair_of, refused
+from support.formats.header_artifacts import (
+    FLOATS,
+    compressed,
+    floats,
+    group_config,
+    packed,
+    stored,
+)
 
 pytestmark = [pytest.mark.oracle, pytest.mark.slow]
 

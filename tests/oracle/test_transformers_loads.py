@@ -4,14 +4,14 @@ tensor, and computes what it computes of the same model dequantized by `qtool co
 from collections.abc import Callable
 from pathlib import Path
 
-import gguf_models
-import gguf_models_later
-import gpt_oss
 import pytest
-import quantizing
-from unusual_decoders import SMALL, built
 
 from qtool.api import convert, quantize
+from support.gguf import gguf_models
+from support.gguf.families import later
+from support.models import gpt_oss
+from support.models.unusual_decoders import SMALL, built
+from support.runs import quantizing
 
 pytestmark = pytest.mark.oracle
 
@@ -62,7 +62,7 @@ def test_formats_of_one_model(bitsandbytes: Callable[..., object], tmp_path: Pat
     """gpt-oss as qtool writes it, and DeepSeek V4 as it is released: the very same logits."""
     quantize(gpt_oss.plain(tmp_path / "model"), "mxfp4-gpt-oss", tmp_path / "gpt-oss")
     released = gguf_models.build("deepseek-v4", tmp_path / "deepseek-v4", dtype="bfloat16")
-    gguf_models_later.as_released(released, tmp_path / "numbers")
+    later.as_released(released, tmp_path / "numbers")
     made = {"gpt-oss": tmp_path / "gpt-oss", "deepseek-v4": released}
     for name, path in made.items():
         convert(path, to="hf", out=tmp_path / f"{name}-hf")

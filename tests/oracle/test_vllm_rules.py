@@ -6,10 +6,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from header_artifacts import FLOATS, awq, compressed, gptq, group_config, packed, plain, stored
 
 from qtool.verification.engines.rules import engine_findings
 from qtool.verification.finding import Finding
+from support.formats.header_artifacts import (
+    FLOATS,
+    awq,
+    compressed,
+    gptq,
+    group_config,
+    packed,
+    plain,
+    stored,
+)
 
 pytestmark = [pytest.mark.oracle, pytest.mark.slow]
 

@@ -2,14 +2,14 @@
 
 from pathlib import Path
 
-import arch_models
 import pytest
-import quantizing
 
 from qtool.artifacts.artifact import Artifact
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.planning.plan import make_plan
 from qtool.recipe.recipe import load
+from support.models import arch_models
+from support.runs import quantizing
 
 
 def test_parts_have_one_scale_of_the_whole_matrix(tmp_path: Path) -> None:

@@ -6,10 +6,7 @@ import sys
 import time
 from pathlib import Path
 
-import arch_models
-import header_files
 import pytest
-from planning import plan_of, quantized
 
 from qtool.checkpoints import structure
 from qtool.checkpoints.checkpoint import Checkpoint
@@ -18,6 +15,8 @@ from qtool.planning.plan import make_plan
 from qtool.recipe.recipe import load
 from qtool.runs.sink import artifact_facts
 from qtool.scheme import Dense, Dropped, Scheme
+from support.models import arch_models, header_files
+from support.planning.planning import plan_of, quantized
 
 
 def test_llama(tmp_path: Path) -> None:

@@ -3,9 +3,7 @@
 import json
 from pathlib import Path
 
-import header_files
 import pytest
-from gallery import raw
 from typer.testing import CliRunner
 
 from qtool.checkpoints.checkpoint import Checkpoint
@@ -15,6 +13,8 @@ from qtool.formats.dtypes import DTYPE_BYTES, byte_size
 from qtool.hub import tiny_folder
 from qtool.planning.plan import make_plan
 from qtool.recipe.recipe import load
+from support.gallery import raw
+from support.models import header_files
 
 CODES: dict[str, tuple[str, str, tuple[int, ...], dict[str, str]]] = {
     "gptq": ("qweight", "I32", (32, 256), {"scales": "F16"}),

@@ -2,16 +2,16 @@
 
 from pathlib import Path
 
-import header_files
 import pytest
-from gguf_plans import plan_of as gguf_plan_of
-from gguf_shapes import dense
 
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.planning import estimate
 from qtool.planning.plan import Plan, make_plan
 from qtool.planning.shapes import Setting, shapes_of, whole_batches
 from qtool.recipe.recipe import load
+from support.gguf.gguf_plans import plan_of as gguf_plan_of
+from support.gguf.gguf_shapes import dense
+from support.models import header_files
 
 HIDDEN, INNER, KV, LAYERS, VOCABULARY = 256, 768, 128, 2, 512
 LENGTH = 600

@@ -3,10 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-import header_files
 import pytest
-from gguf_plans import plan_of as gguf_plan_of
-from gguf_shapes import dense
 
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.cli.plan import _end
@@ -14,6 +11,9 @@ from qtool.planning import estimate
 from qtool.planning.plan import Plan, make_plan
 from qtool.planning.shapes import Setting, shapes_of
 from qtool.recipe.recipe import Recipe, load
+from support.gguf.gguf_plans import plan_of as gguf_plan_of
+from support.gguf.gguf_shapes import dense
+from support.models import header_files
 
 GUIDED = "gptq.guided=0.5"
 HIDDEN, INNER, KV, LAYERS = 256, 768, 128, 2

@@ -4,10 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-import header_files
 import pytest
-from header_files import Shapes
-from planning import plan_of
 
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.checkpoints.decoder_names import SAVE_WITH_HEAD
@@ -16,6 +13,9 @@ from qtool.gguf.from_hf.source import hf_source
 from qtool.planning.plan import make_plan
 from qtool.recipe.recipe import load
 from qtool.verification.run import verify_artifact
+from support.models import header_files
+from support.models.header_files import Shapes
+from support.planning.planning import plan_of
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 256,

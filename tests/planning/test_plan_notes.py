@@ -3,9 +3,7 @@
 import json
 from pathlib import Path
 
-import header_files
 import pytest
-from planning import plan_of, quantized
 
 import qtool
 from qtool.checkpoints.checkpoint import Checkpoint
@@ -15,6 +13,8 @@ from qtool.planning.rows import rows, scheme_of
 from qtool.recipe.recipe import load
 from qtool.runs.planned_view import planned_view
 from qtool.verification.engines.rules import ENGINES, view_findings
+from support.models import header_files
+from support.planning.planning import plan_of, quantized
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,14 @@
 
 from pathlib import Path
 
-import header_files
 import pytest
-from gguf_plans import plan_of as gguf_plan_of
-from gguf_shapes import dense
 
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.planning.plan import make_plan
 from qtool.recipe.recipe import load
+from support.gguf.gguf_plans import plan_of as gguf_plan_of
+from support.gguf.gguf_shapes import dense
+from support.models import header_files
 
 HIDDEN, INNER, KV, LAYERS = 256, 768, 128, 2
 # What each matrix of a block gives and reads, those that read one input together.

@@ -2,16 +2,16 @@
 
 from pathlib import Path
 
-import gguf_shapes
-import header_files
 import pytest
-from planning import plan_of, quantized
 
 from qtool.errors import UnsupportedError
 from qtool.gguf.plan import make_gguf_plan
 from qtool.gguf.recipe import GgufRecipe
 from qtool.planning.plan import Plan
 from qtool.recipe.recipe import load
+from support.gguf import gguf_shapes
+from support.models import header_files
+from support.planning.planning import plan_of, quantized
 
 ATTENTION = {"attn.q_proj.weight": (256, 256), "attn.o_proj.weight": (256, 256)}
 DBRX = {f"ffn.experts.mlp.{part}": (4 * 512, 256) for part in ("w1", "v1", "w2")}

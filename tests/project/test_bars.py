@@ -2,7 +2,7 @@
 
 import sys
 
-from places import TESTS
+from support.places import TESTS
 
 sys.path.insert(0, str(TESTS / "bars"))
 import full_disk

@@ -23,10 +23,10 @@ from typing import Any
 
 import pytest
 import yaml
-from places import ROOT
-from quantizing import caller
 
 import qtool
+from support.places import ROOT
+from support.runs.quantizing import caller
 
 DOCS = ROOT / "docs"
 PAGES = sorted([ROOT / "README.md", *DOCS.glob("*.md")])

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from places import TESTS
 
 from qtool.formats import safetensors_header
 from qtool.runs import resume
 from qtool.runs.outcome import Outcome
 from qtool.runs.summary import LayerReport
+from support.places import TESTS
 
 sys.path.insert(0, str(TESTS / "fuzz"))
 import fuzz_readers

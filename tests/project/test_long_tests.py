@@ -1,7 +1,8 @@
 """Tests that take long are known by their names, which change."""
 
 import pytest
-from long_tests import GONE, LIST
+
+from support.long_tests import GONE, LIST
 
 
 def test_those_that_are_listed_are_there(pytestconfig: pytest.Config) -> None:

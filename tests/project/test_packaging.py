@@ -6,9 +6,9 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from places import ROOT, TESTS
 
 import qtool
+from support.places import ROOT, TESTS
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 

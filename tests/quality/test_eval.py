@@ -7,10 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import small_tokenizers as small
 import torch
-from evaluating import LENGTH, WINDOWS, against_tiny, call, evaluated, root
-from quantizing import Call
 from tokenizers import Tokenizer
 
 from qtool.artifacts.artifact import Artifact
@@ -31,6 +28,9 @@ from qtool.runs.progress import Progress
 from qtool.streaming import skeleton
 from qtool.streaming.weights import Weights
 from qtool.texts import encoding
+from support.models import small_tokenizers as small
+from support.quality.evaluating import LENGTH, WINDOWS, against_tiny, call, evaluated, root
+from support.runs.quantizing import Call
 
 __all__ = ["call", "root"]
 

@@ -10,11 +10,7 @@ from typing import IO
 
 import numpy as np
 import pytest
-import quantizing
-import small_tokenizers as small
 import torch
-from evaluating import LENGTH, WINDOWS, against_tiny, call, evaluated, root
-from quantizing import Call
 
 from qtool.errors import SourceError
 from qtool.hub import tiny_folder
@@ -22,6 +18,10 @@ from qtool.quality import metrics
 from qtool.quality.conditions import FIGURES, OF_A_REFERENCE, parse_condition
 from qtool.quality.evaluate import Evaluation
 from qtool.quality.pareto import front
+from support.models import small_tokenizers as small
+from support.quality.evaluating import LENGTH, WINDOWS, against_tiny, call, evaluated, root
+from support.runs import quantizing
+from support.runs.quantizing import Call
 
 __all__ = ["call", "root"]
 

@@ -10,17 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import quantizing
 import torch
 import torch.nn.functional as F
-from cuda_device import device, emulator
-from generated_tokens import QUIET, check
-from handed_models import HANDED
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
-from small_models import checkpoint
 from typer.testing import CliRunner
-from unusual_decoders import built
 
 import qtool
 from qtool.cli.main import app
@@ -38,6 +32,12 @@ from qtool.streaming.device import Device
 from qtool.streaming.online import Online
 from qtool.streaming.skeleton import Skeleton
 from qtool.texts import tokenizing
+from support.cuda.cuda_device import device, emulator
+from support.models.handed_models import HANDED
+from support.models.small_models import checkpoint
+from support.models.unusual_decoders import built
+from support.quality.generated_tokens import QUIET, check
+from support.runs import quantizing
 
 # Names that transformers no longer wants are none of a user's business.
 pytestmark = pytest.mark.filterwarnings("error::FutureWarning")

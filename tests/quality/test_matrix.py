@@ -5,8 +5,6 @@ from pathlib import Path
 
 import pytest
 from jsonschema import Draft202012Validator
-from places import SUPPORT
-from quantizing import Call, Called, caller, files, first_block_of_tiny, text_file
 
 from qtool import schemas
 from qtool.cli import main as cli
@@ -16,8 +14,10 @@ from qtool.quality import evaluate
 from qtool.recipe.recipe import Calibration
 from qtool.runs import statement
 from qtool.runs.progress import Progress
+from support.places import SUPPORT
+from support.runs.quantizing import Call, Called, files, first_block_of_tiny, text_file
 
-SCHEMA = SUPPORT / "provenance.schema.json"
+SCHEMA = SUPPORT / "quality" / "provenance.schema.json"
 GROUPS = "weights: {bits: 4, group_size: 32, symmetric: true}\n"
 OWN = {
     "gptq": f"method: gptq\nformat: gptq\n{GROUPS}",
@@ -28,11 +28,6 @@ OWN = {
 }
 NAMES = ("gptq", "awq", "rtn", "importance", "w8a8-static", "nothing-fits")
 SMALL = ("--calibration", "../text.txt", "--samples", "4", "--length", "64")
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
-    return caller(monkeypatch, capfd)
 
 
 def file_of(name: str) -> str:
@@ -239,15 +234,6 @@ def test_what_was_measured_is_not_measured_again(
     assert call(*words, "--windows", "2").err.count("measuring ") == 1
 
 
-def test_advice_for_one_of_several() -> None:
-    said = "it does not fit; choose --set weights.group_size=64, or --set indivisible=dense (x)"
-    assert running.in_a_file(said) == (
-        "it does not fit; choose `weights.group_size: 64`, or `indivisible: dense` (x); write it "
-        "into a recipe file of your own"
-    )
-    assert running.in_a_file("x: no such file") == "x: no such file"
-
-
 def test_set_is_for_each_of_them(model: Path, tmp_path: Path, call: Call) -> None:
     """With the bytes that `quantize --set` makes; without it, it is another matrix."""
     words = ("matrix", model, "--recipes", "w4g128-rtn,w8a16-ct", "-o", tmp_path / "m", "--json")
@@ -273,63 +259,6 @@ def test_each_by_itself(model: Path, call: Call, monkeypatch: pytest.MonkeyPatch
     assert said.status == 0 and "itself" in said.out, said.err
     one = call("quantize", "../model", "--recipe", file_of("gptq"), "-o", "one", *SMALL)
     assert one.status == 0 and files(Path("one")) == files(Path("m/gptq"))
-
-
-@pytest.mark.parametrize(
-    ("words", "status", "sentence"),
-    [
-        (("--recipes", "w9"), 1, "--recipes: recipe 'w9' does not exist"),
-        (("--recipes", ","), 2, "--recipes names none"),
-        (("--recipes", "w8-rtn,w8-rtn"), 2, "two of the name w8-rtn"),
-        (("--recipes", "w8-rtn", "--windows", "3"), 2, "give --eval TEXT too"),
-        (("--recipes", "w8-rtn", "--eval", "none.txt"), 1, "none.txt"),
-        (("--recipes", "w8-rtn,q4_k_m", "--set", "type=q4_0"), 1,
-         "type is a key of recipes for GGUF files; recipes with it: q4_0, q4_0-awq-gptq; for "
-         "q4_k_m alone, write it into a recipe file of your own"),
-        (("--recipes", "w8-rtn", "--set", "weigths.bits=4"), 1, "did you mean weights? known:"),
-        (("--recipes", "w8-rtn", "--set", "calibration.sample=4"), 1, "did you mean samples?"),
-    ],
-)  # fmt: skip
-def test_one_sentence(
-    words: tuple[str, ...],
-    status: int,
-    sentence: str,
-    tmp_path: Path,
-    call: Call,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    said = call("matrix", "tiny", *words)
-    assert said.status == status and sentence in said.err and not list(tmp_path.iterdir())
-
-
-def test_what_cannot_be_leaves_no_folder(
-    tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "text").write_text("too short")
-    model = first_block_of_tiny(tmp_path / "model")
-    before = files(tmp_path)
-    for given, says in (
-        (("empty", "-o", "m"), "no *.safetensors file here"),
-        (("model", "-o", "model"), "model: is the model itself; choose another -o"),
-        (("model", "-o", "m", "--eval", "text"), "text: 9 bytes, too few for a window of 512"),
-        (("model", "-o", "m", "--eval", "empty"), "empty: a folder; name a text file"),
-    ):
-        said = call("matrix", *given, "--recipes", "w8-rtn")
-        assert said.status == 1 and says in said.err and said.err.count("\n") == 1, said.err
-    assert files(tmp_path) == before and model.is_dir() and not (tmp_path / "m").exists()
-
-
-def test_somebody_elses_files_stay(tmp_path: Path, call: Call) -> None:
-    (tmp_path / "w8-rtn").mkdir()
-    said = call("matrix", "tiny", "--recipes", "w8-rtn", "-o", tmp_path)
-    assert said.status == 1 and "was not made by this matrix" in said.out
-    (tmp_path / "matrix.json").write_text("{}")
-    said = call("matrix", "tiny", "--recipes", "w8-rtn", "-o", tmp_path)
-    assert said.status == 1 and "not written by `qtool matrix`" in said.err
-    assert (tmp_path / "matrix.json").read_text() == "{}"
 
 
 def test_two_runs_are_kept_apart(

@@ -2,14 +2,14 @@
 
 from pathlib import Path
 
-import gguf_models
-import gpt_oss
 import pytest
-import quantizing
 
 from qtool.gguf.from_hf import source as from_hf
 from qtool.hub import tiny_folder
 from qtool.planning.advised import calibrated
+from support.gguf import gguf_models
+from support.models import gpt_oss
+from support.runs import quantizing
 
 OWN = ["--recipe", "mxfp4-gpt-oss-gptq"]
 IMPORTANCE = ["--recipe", "q4_k_m", "--set", "importance=true"]

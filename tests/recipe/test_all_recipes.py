@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from gpt_oss import source_for
 
 import qtool
 from qtool.gguf.quantize import run_gguf
@@ -21,6 +20,7 @@ from qtool.runs.progress import Progress
 from qtool.runs.request import Request
 from qtool.runs.summary import Summary
 from qtool.verification.run import verify_artifact
+from support.models.gpt_oss import source_for
 
 # Three micro-batches, the last one short: threads have something to part.
 SETS = ("calibration.samples=9", "calibration.length=500")

@@ -10,14 +10,14 @@ from typing import Any
 
 import jsonschema
 import pytest
-import quantizing
-import random_recipes
 import yaml
-from quantizing import Call, Called
 
 from qtool import schemas
 from qtool.errors import QtoolError
 from qtool.recipe.recipe import load
+from support.recipe import random_recipes
+from support.runs import quantizing
+from support.runs.quantizing import Call, Called
 
 ARCHITECTURES = (
     "llama", "qwen3", "gemma3", "phi3", "opt", "gpt_neox", "mixtral", "qwen3_moe", "stablelm",
@@ -32,11 +32,6 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("root")
     quantizing.text_file(folder / "text.txt")
     return folder
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
-    return quantizing.caller(monkeypatch, capfd)
 
 
 def model_of(root: Path, name: str) -> Path:

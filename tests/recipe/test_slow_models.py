@@ -10,12 +10,12 @@ import sys
 from pathlib import Path
 
 import pytest
-import quantizing
-from places import TESTS
 
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.recipe import recipe as recipes
 from qtool.runs.verify import check_scales
+from support.places import TESTS
+from support.runs import quantizing
 
 pytestmark = pytest.mark.slow
 

@@ -5,7 +5,6 @@ import os
 from pathlib import Path
 
 import pytest
-from replacing import FREELY, artifact, mark_of
 
 from qtool.errors import ResumeError, UnsupportedError
 from qtool.runs import naming, workspace
@@ -13,6 +12,7 @@ from qtool.runs.already import AlreadyMade
 from qtool.runs.replacing import Replace
 from qtool.runs.statement import path_beside
 from qtool.runs.workspace import check_free
+from support.runs.replacing import FREELY, artifact, mark_of
 
 FOLDER = ".out.partial"
 

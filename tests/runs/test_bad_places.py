@@ -10,25 +10,24 @@ from typing import Any
 
 import numpy as np
 import pytest
-import quantizing
-from bad_models import (
+
+import qtool
+from qtool.formats import safetensors_writer
+from support.runs import quantizing
+from support.runs.bad_models import (
     RECIPES,
     Q,
     arguments,
     assert_goes_on,
     assert_one_sentence,
-    call,
     model,
     original,
     replace,
     snapshot,
 )
-from quantizing import Call, Called
+from support.runs.quantizing import Call, Called
 
-import qtool
-from qtool.formats import safetensors_writer
-
-__all__ = ["call", "model", "original"]
+__all__ = ["model", "original"]
 
 
 @pytest.mark.parametrize("recipe", ["w4g128-rtn", "w4g128-gptq"])

@@ -4,21 +4,15 @@ import shutil
 from pathlib import Path
 
 import pytest
-import quantizing
+
+from support.runs import quantizing
+from support.runs.models_and_text import root
+
+__all__ = ["root"]
 
 TUNED = "w4g128-awq-gptq-tune"
 RECIPES = ("w4g128-awq", "w4g128-gptq", "w4g128-awq-gptq", TUNED, "w4g128-rtn")
 USUAL = ("w4g128-awq-gptq", "w4g128-rtn")  # the first does what others do, but for tuning
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """llama/ and moe/, two models, and text.txt."""
-    folder = tmp_path_factory.mktemp("root")
-    quantizing.build("llama", folder / "llama")
-    quantizing.build("qwen3_moe", folder / "moe")
-    quantizing.text_file(folder / "text.txt")
-    return folder
 
 
 def made(

@@ -14,20 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faulty_runs import (
-    GGUF,
-    GPTQ,
-    KEPT,
-    RTN,
-    after,
-    content,
-    goes_on,
-    quantize,
-    refused,
-    root,
-    stop,
-)
-from quantizing import files
 
 from qtool import api
 from qtool.errors import ResumeError, UnsupportedError
@@ -40,6 +26,20 @@ from qtool.runs.pipeline import run
 from qtool.runs.progress import Progress
 from qtool.runs.request import Request
 from qtool.runs.workspace import workspace
+from support.runs.faulty_runs import (
+    GGUF,
+    GPTQ,
+    KEPT,
+    RTN,
+    after,
+    content,
+    goes_on,
+    quantize,
+    refused,
+    root,
+    stop,
+)
+from support.runs.quantizing import files
 
 __all__ = ["root"]
 

@@ -7,7 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faulty_runs import (
+
+from qtool.converting.resume import at_once
+from qtool.errors import ResumeError, SourceError, UnsupportedError
+from qtool.gguf.open import open_source
+from qtool.gguf.quantize import run_gguf
+from qtool.gguf.request import GgufRequest
+from qtool.gguf.to_hf import convert
+from qtool.recipe.recipe import Recipe, load
+from qtool.runs import identity, staging
+from qtool.runs.progress import Progress
+from qtool.runs.quantize import Asked
+from qtool.runs.quantize import quantize as made_of
+from qtool.runs.workspace import made_beside as workspace_of_source
+from support.runs.faulty_runs import (
     GGUF,
     GPTQ,
     KEPT,
@@ -22,20 +35,7 @@ from faulty_runs import (
     source_of,
     stop,
 )
-from quantizing import files
-
-from qtool.converting.resume import at_once
-from qtool.errors import ResumeError, SourceError, UnsupportedError
-from qtool.gguf.open import open_source
-from qtool.gguf.quantize import run_gguf
-from qtool.gguf.request import GgufRequest
-from qtool.gguf.to_hf import convert
-from qtool.recipe.recipe import Recipe, load
-from qtool.runs import identity, staging
-from qtool.runs.progress import Progress
-from qtool.runs.quantize import Asked
-from qtool.runs.quantize import quantize as made_of
-from qtool.runs.workspace import made_beside as workspace_of_source
+from support.runs.quantizing import files
 
 __all__ = ["root"]
 

@@ -5,7 +5,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from places import TESTS
+
+from support.places import TESTS
 
 
 @pytest.fixture

@@ -2,20 +2,15 @@
 
 import json
 import re
-import subprocess
-import sys
 from contextlib import suppress
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import header_files
 import pytest
-import quantizing
 from typer.testing import CliRunner
 
 from qtool.calibrating import blockwise, placed
-from qtool.checkpoints.checkpoint import Checkpoint, View
+from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.cli.main import app
 from qtool.errors import UnsupportedError
 from qtool.gguf.quantize import run_gguf
@@ -30,6 +25,13 @@ from qtool.runs.journal import Journal
 from qtool.runs.progress import Progress
 from qtool.runs.summary import Summary
 from qtool.streaming.hidden import OnDisk
+from support.models import header_files
+from support.planning.no_process import no_process
+from support.runs import quantizing
+from support.runs.killed_runs import Died
+from support.runs.models_and_text import root
+
+__all__ = ["no_process", "root"]
 
 SETS = (
     "weights.group_size=32",
@@ -38,33 +40,6 @@ SETS = (
     "awq.grid=6",
 )
 MUCH = 1 << 40
-PROCESS = estimate.TORCH_PROCESS_BYTES
-# The highest peaks of two threads, in MiB, as tests/bars/max_ram.py and memory.py --wide have
-# measured them: hidden, inner and key widths, samples of 512 tokens.
-MEASURED = [
-    ("w4g128-gptq", (1024, 2816, 256), 8, 664),
-    ("w4g128-awq", (1024, 2816, 256), 8, 630),
-    ("w4g128-awq-gptq", (1024, 2816, 256), 8, 669),
-    ("w4g128-gptq", (2048, 5632, 512), 8, 1175),
-    ("w4g128-awq", (2048, 5632, 512), 8, 1043),
-    ("w4g128-gptq", (4096, 11008, 4096), 16, 2953),
-    ("w4g128-awq", (4096, 11008, 4096), 16, 2574),
-]
-
-
-@pytest.fixture(autouse=True)
-def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small models can be told apart where the process itself does not count."""
-    monkeypatch.setattr(estimate, "TORCH_PROCESS_BYTES", 0)
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("root")
-    quantizing.build("llama", folder / "llama")
-    quantizing.build("qwen3_moe", folder / "moe")
-    quantizing.text_file(folder / "text.txt")
-    return folder
 
 
 def least(recipe: str, model: Path, threads: int, *sets: str) -> int:
@@ -146,10 +121,6 @@ def test_importance_does_not_depend_on_it_either(
     second = run_gguf(requests[1], Progress(quiet=True))
     assert not first.memory["states_on_disk"] and second.memory["states_on_disk"]
     assert requests[0].artifact.read_bytes() == requests[1].artifact.read_bytes()
-
-
-class Died(BaseException):
-    """As sudden as a signal: nothing catches it."""
 
 
 @pytest.mark.parametrize("first", [pytest.param(False, marks=pytest.mark.slow), True])
@@ -284,119 +255,3 @@ def test_states_count_among_what_the_disk_must_hold(
     states = 2 * 4 * 9 * 500 * 64
     assert summary.memory["disk_bytes"] == states
     assert summary.size_bytes + states - 10_000 < asked[0] <= summary.size_bytes + states
-
-
-@pytest.mark.parametrize(("recipe", "widths", "samples", "measured"), MEASURED)
-def test_the_estimate_is_a_little_more_than_what_was_measured(
-    recipe: str, widths: tuple[int, int, int], samples: int, measured: int,
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    monkeypatch.setattr(estimate, "TORCH_PROCESS_BYTES", PROCESS)
-    model = header_files.write(tmp_path / "m", header_files.llama(2, *widths, vocabulary=2048))
-    sets = [f"calibration.samples={samples}", "calibration.length=512", "gptq.yaqa=0"]
-    planned = make_plan(load(recipe, sets), Checkpoint.open(model), threads=2).peak_rss_bytes
-    assert measured <= planned / 2**20 <= 1.1 * measured
-
-
-@pytest.mark.parametrize(
-    ("recipe", "measured"),
-    [("w4g128-gptq", 563), ("w4g128-awq", 557), ("w4-gptq-rotated", 546), ("fp8-static", 546)],
-)
-def test_an_embedding_is_copied_in_parts(
-    recipe: str, measured: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As measured by two threads of the shape "vocabulary" of tests/bars/max_ram.py."""
-    monkeypatch.setattr(estimate, "TORCH_PROCESS_BYTES", PROCESS)
-    shapes = header_files.llama(2, 768, 2048, 192, vocabulary=151_936)
-    model = Checkpoint.open(header_files.write(tmp_path / "m", shapes))
-    sets = ["calibration.samples=8", "calibration.length=512"]
-    planned = make_plan(load(recipe, sets), model, threads=2).peak_rss_bytes
-    assert measured <= planned / 2**20 <= 1.1 * measured
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("recipe", ["w4g128-gptq", "w4g128-awq-gptq"])
-def test_as_many_samples_as_usual_take_what_is_planned(recipe: str, tmp_path: Path) -> None:
-    """64 MiB of states, in pieces that lie among what each micro-batch takes for a while."""
-    line = ["quantize", "tiny", "--recipe", recipe, "--threads", "2", "-o", str(tmp_path / "x")]
-    done = subprocess.run(
-        [sys.executable, "-m", "qtool", *line, "--json"], capture_output=True, check=True, text=True
-    )
-    said = json.loads(done.stdout)
-    assert 0.85 * said["memory"]["estimated_bytes"] < said["peak_rss_bytes"]
-    assert said["peak_rss_bytes"] <= said["memory"]["estimated_bytes"]
-
-
-def test_an_embedding_and_a_head_take_what_either_does_when_read_back(tmp_path: Path) -> None:
-    """As measured of SmolLM2 with a head of its own, in MLX, rounded to nearest by two threads."""
-    shapes = header_files.llama(2, 768, 1536, 256, vocabulary=49152)
-    model = Checkpoint.open(header_files.write(tmp_path / "m", shapes))
-    planned = make_plan(load("w4g64-mlx-rtn"), model, threads=2)
-    assert planned.memory.estimated.of == "the quantized head, read back"
-    assert 149 <= planned.peak_rss_bytes / 2**20 <= 1.3 * 149
-
-
-@pytest.mark.parametrize(
-    ("recipe", "threads", "measured"),
-    [
-        ("w4g128-rtn", 1, 203), ("w4g128-rtn", 2, 249), ("w4g128-rtn", 4, 330),
-        ("w8a16-ct", 1, 228), ("w8a16-ct", 2, 275), ("w8a16-ct", 4, 419),
-        ("fp8-dynamic", 1, 249), ("fp8-dynamic", 2, 303), ("fp8-dynamic", 4, 399),
-        ("nvfp4", 1, 243), ("nvfp4", 2, 266), ("w4g64-mlx-rtn", 2, 259),
-    ],
-)  # fmt: skip
-def test_rounding_to_nearest_is_estimated(
-    recipe: str, threads: int, measured: int, tmp_path: Path
-) -> None:
-    """As measured of two layers of a Llama 4096 wide."""
-    shapes = header_files.llama(2, 4096, 14336, 1024, vocabulary=2048)
-    model = Checkpoint.open(header_files.write(tmp_path / "m", shapes))
-    planned = make_plan(load(recipe), model, threads=threads)
-    assert measured <= planned.peak_rss_bytes / 2**20 <= 1.25 * measured
-
-
-@pytest.mark.parametrize(
-    ("recipe", "threads", "measured"),
-    [
-        ("fp8-dynamic", 1, 257), ("fp8-dynamic", 2, 330), ("fp8-dynamic", 4, 450),
-        ("w4g128-rtn", 1, 238), ("w4g128-rtn", 2, 334), ("w4g128-rtn", 4, 488),
-    ],
-)  # fmt: skip
-def test_what_a_view_makes_is_estimated(
-    recipe: str, threads: int, measured: int, tmp_path: Path
-) -> None:
-    """As measured of `--requantize`, of two layers 2048 wide in FP8."""
-    shapes = header_files.llama(2, 2048, 14336, 256)
-    model = Checkpoint.open(header_files.write(tmp_path / "m", shapes, dtype="BF16"))
-    view = View(**{one.name: getattr(model, one.name) for one in fields(model)}, source=model)
-    planned = make_plan(load(recipe), view, threads=threads)
-    assert measured <= planned.peak_rss_bytes / 2**20 <= 1.25 * measured
-
-
-@pytest.mark.parametrize(
-    ("recipe", "threads", "measured"), [("fp8-block", 2, 490), ("mxfp4", 2, 479), ("mxfp4", 4, 482)]
-)
-def test_wide_rows_are_estimated(recipe: str, threads: int, measured: int, tmp_path: Path) -> None:
-    """As measured of a layer of 53248 x 1024, of which the fewest rows are many numbers."""
-    shapes = header_files.llama(1, 1024, 53248, 256)
-    model = Checkpoint.open(header_files.write(tmp_path / "m", shapes, dtype="BF16"))
-    planned = make_plan(load(recipe), model, threads=threads)
-    assert measured <= planned.peak_rss_bytes / 2**20 <= 1.3 * measured
-
-
-SEARCH = ["transforms=[smooth]", "smooth.alpha=search"]
-
-
-@pytest.mark.parametrize(
-    ("light", "other"),
-    [
-        (load("w4g128-gptq"), load("w4g128-gptq", ["gptq.static_groups=false"])),
-        (load("w8a8-dynamic", SEARCH), load("nvfp4-w4a4", SEARCH)),
-    ],
-)
-def test_what_kernels_do_not_read_back_takes_more(light: Any, other: Any, tmp_path: Path) -> None:
-    """Groups of columns that are no neighbours, and small floats."""
-    shapes = header_files.llama(2, 1024, 2816, 256)
-    model = Checkpoint.open(header_files.write(tmp_path / "m", shapes))
-    few, more = (make_plan(one, model, threads=2).peak_rss_bytes for one in (light, other))
-    assert few < more

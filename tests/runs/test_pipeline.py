@@ -5,13 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import arch_models
 import numpy as np
 import pytest
-import quantizing
 import torch
-from pipeline_models import Models, models
-from quantizing import Call, Run
 from safetensors.numpy import load_file, save_file
 from safetensors.torch import load_file as load_torch
 from safetensors.torch import save_file as save_torch
@@ -25,6 +21,10 @@ from qtool.scheme import Dense
 from qtool.streaming.skeleton import Skeleton
 from qtool.streaming.workers import Workers
 from qtool.verification.run import verify_artifact
+from support.models import arch_models
+from support.models.pipeline_models import Models, models
+from support.runs import quantizing
+from support.runs.quantizing import Call, Run
 
 __all__ = ["models"]
 
@@ -44,11 +44,6 @@ EXTRA = {
 
 
 Make = Callable[..., Run]
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
-    return quantizing.caller(monkeypatch, capfd)
 
 
 def recorded_logits(skeleton: Skeleton, weights: dict[str, Any], tokens: Any) -> torch.Tensor:

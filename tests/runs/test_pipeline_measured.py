@@ -6,9 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import quantizing
-from pipeline_models import Models, models
-from quantizing import Run
 
 import qtool.tiny
 from qtool.artifacts.artifact import Artifact
@@ -18,6 +15,9 @@ from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import FormatError
 from qtool.recipe import recipe as recipes
 from qtool.scheme import GroupQuant
+from support.models.pipeline_models import Models, models
+from support.runs import quantizing
+from support.runs.quantizing import Run
 
 __all__ = ["models"]
 

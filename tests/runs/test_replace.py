@@ -7,21 +7,16 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
-from quantizing import Call, caller, first_blocks_of_tiny
-from replacing import FREELY, artifact, by_staging, by_workspace, mark_of, no_trade
 
 from qtool.errors import QtoolError, UnsupportedError
 from qtool.runs import replacing
 from qtool.runs.replacing import Replace
 from qtool.runs.staging import check_out, staged_file
 from qtool.runs.workspace import check_free, workspace
+from support.runs.quantizing import Call, first_blocks_of_tiny
+from support.runs.replacing import FREELY, artifact, by_staging, by_workspace, mark_of, no_trade
 
 Making = Callable[[Path], AbstractContextManager[object]]
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
-    return caller(monkeypatch, capfd)
 
 
 @pytest.mark.parametrize("trades", [True, False])

@@ -6,13 +6,21 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from replacing import FREELY, artifact, by_staging, by_workspace, can_trade, mark_of, no_trade
 
 from qtool.errors import ResumeError, UnsupportedError
 from qtool.runs import replacing, staging
 from qtool.runs.replacing import Replace
 from qtool.runs.statement import path_beside
 from qtool.runs.workspace import check_free, workspace
+from support.runs.replacing import (
+    FREELY,
+    artifact,
+    by_staging,
+    by_workspace,
+    can_trade,
+    mark_of,
+    no_trade,
+)
 
 KILLED = 9
 

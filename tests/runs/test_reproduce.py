@@ -6,21 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpt_oss import OWN, source_for
-from quantizing import Call, caller, first_block_of_tiny, text_file
 
 import qtool.reproduce.run as running
 from qtool.cli.reproduce import lines
 from qtool.hub import tiny_folder
 from qtool.recipe.file import shipped
 from qtool.recipe.recipe import load
+from support.models.gpt_oss import OWN, source_for
+from support.runs.quantizing import Call, first_block_of_tiny, text_file
 
 SMALL = ("--samples", "4", "--length", "64")
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
-    return caller(monkeypatch, capfd)
 
 
 def test_a_folder(tmp_path: Path, call: Call) -> None:

@@ -5,13 +5,13 @@ import os
 from pathlib import Path
 
 import pytest
-from quantizing import files
 
 from qtool.errors import ResumeError, UnsupportedError
 from qtool.runs import program
 from qtool.runs.differences import told
 from qtool.runs.journal import Journal
 from qtool.runs.workspace import check_free, workspace
+from support.runs.quantizing import files
 
 
 def test_half_a_line_is_no_line(tmp_path: Path) -> None:

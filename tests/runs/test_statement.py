@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hub_here import hub_here
 from typer.testing import CliRunner
 
 import qtool
@@ -20,6 +19,7 @@ from qtool.cli.main import app
 from qtool.errors import UnsupportedError
 from qtool.runs import naming, statement
 from qtool.verification.run import verify_artifact
+from support.hub.hub_here import hub_here
 
 FIRST, SECOND = "1" * 40, "2" * 40
 BESIDE = ("config.json", "tokenizer.json", "tokenizer_config.json")

@@ -5,18 +5,11 @@ import re
 from pathlib import Path
 from typing import Any
 
-import handed_models
-import killed_runs
 import numpy as np
 import pytest
-import quantizing
-import slopes_by_hand
 import torch
-import unusual_decoders
 from numpy.typing import NDArray
-from slopes_by_hand import likeliest  # noqa: F401
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
-from unusual_decoders import TOKENS, check_logits
 
 from qtool.artifacts.artifact import Artifact
 from qtool.calibrating.placed import Calls
@@ -30,6 +23,11 @@ from qtool.streaming.layout import Beside, Entry, Layout, Positions, Stored
 from qtool.streaming.skeleton import PROBE_TOKENS, Skeleton
 from qtool.streaming.workers import Workers
 from qtool.transforms import awq
+from support.fitting import slopes_by_hand
+from support.fitting.slopes_by_hand import likeliest  # noqa: F401
+from support.models import handed_models, unusual_decoders
+from support.models.unusual_decoders import TOKENS, check_logits
+from support.runs import killed_runs, quantizing
 
 SETS = ("calibration.samples=4", "calibration.length=96", "indivisible=dense")
 ALL = 256  # positions to choose from, of fewer: which of equally good ones is taken is chance

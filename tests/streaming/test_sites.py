@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from arch_models import CONFIGS, VOCABULARY, build
 
 from qtool.calibrating.sites import BlockSites, Tracer, trace
 from qtool.checkpoints.checkpoint import Checkpoint
@@ -14,6 +13,7 @@ from qtool.streaming.linears import Matrix, ObserveLinears, WeightIndex
 from qtool.streaming.skeleton import Skeleton
 from qtool.streaming.stream import LoadedBlock, Stream
 from qtool.streaming.workers import Workers
+from support.models.arch_models import CONFIGS, VOCABULARY, build
 
 
 def opened(folder: Path, samples: int = 2) -> tuple[Skeleton, Stream]:

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from arch_models import VOCABULARY, build
 
 from qtool.calibrating.originals import Originals
 from qtool.calibrating.placed import Passage
@@ -17,6 +16,7 @@ from qtool.streaming.hidden import OnDisk
 from qtool.streaming.skeleton import Skeleton
 from qtool.streaming.stream import InMemory, States, Stream
 from qtool.streaming.workers import Workers
+from support.models.arch_models import VOCABULARY, build
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from arch_models import ARCHITECTURES, CONFIGS, VOCABULARY, build
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
@@ -20,6 +19,7 @@ from qtool.errors import SourceError, UnsupportedError
 from qtool.streaming.joined_rows import Joined, RowsOf
 from qtool.streaming.skeleton import Skeleton
 from qtool.streaming.workers import Workers
+from support.models.arch_models import ARCHITECTURES, CONFIGS, VOCABULARY, build
 
 
 @pytest.fixture(scope="module")

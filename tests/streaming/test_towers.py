@@ -4,15 +4,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-import gguf_models
-import handed_models
 import pytest
-import quantizing
 import torch
-from generated_tokens import check
 from safetensors.torch import load_file, save_file
 from transformers import CONFIG_MAPPING, AutoModelForImageTextToText, AutoModelForMultimodalLM
-from unusual_decoders import CAUSAL, SMALL, built, check_logits
 
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import UnsupportedError, UsageError
@@ -26,6 +21,11 @@ from qtool.streaming.towers import left_out_where_libraries_are_missing
 from qtool.texts.calibration import _vocabulary
 from qtool.transforms import rotate, rotated
 from qtool.verification.run import verify_artifact
+from support.gguf import gguf_models
+from support.models import handed_models
+from support.models.unusual_decoders import CAUSAL, SMALL, built, check_logits
+from support.quality.generated_tokens import check
+from support.runs import quantizing
 
 _TEXT = {**SMALL, "num_hidden_layers": 2, "rope_parameters": {"rope_type": "default",
          "rope_theta": 1e4, "mrope_section": [2, 3, 3]}}  # fmt: skip

@@ -3,19 +3,14 @@
 from pathlib import Path
 from typing import Any
 
-import arch_models
-import handed_models
-import header_files
 import numpy as np
 import pytest
-import quantizing
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForImageTextToText,
     PreTrainedModel,
 )
-from unusual_decoders import CAUSAL, SMALL, TOKENS, built, check_logits
 
 from qtool.checkpoints import structure
 from qtool.checkpoints.checkpoint import Checkpoint
@@ -29,6 +24,9 @@ from qtool.streaming.outer_forward import heads_of
 from qtool.streaming.skeleton import Skeleton, read_parameter
 from qtool.verification.against.exact import only_scaled
 from qtool.verification.run import verify_artifact
+from support.models import arch_models, handed_models, header_files
+from support.models.unusual_decoders import CAUSAL, SMALL, TOKENS, built, check_logits
+from support.runs import quantizing
 
 
 @pytest.mark.parametrize("name", CAUSAL)

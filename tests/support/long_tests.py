@@ -12,9 +12,8 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from places import TESTS
 
-LIST = TESTS / "long.txt"
+LIST = Path(__file__).parents[1] / "long.txt"
 SECONDS = 0.5
 # Where all tests were collected: names of the list that none of them has.
 GONE = pytest.StashKey[list[str]]()

@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-import arch_models
 import numpy as np
 import pytest
 import torch
@@ -24,6 +23,7 @@ from qtool.streaming.stream import LoadedBlock, Stream
 from qtool.streaming.workers import Workers
 from qtool.transforms import awq
 from qtool.transforms.proved import Subject, map_stats
+from support.models import arch_models
 
 T = TypeVar("T")
 R = TypeVar("R")

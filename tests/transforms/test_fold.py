@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import arch_models
 import numpy as np
 import pytest
 import torch
@@ -12,6 +11,7 @@ from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.streaming.skeleton import Skeleton
 from qtool.streaming.stream import LoadedBlock, Stream
 from qtool.transforms import fold
+from support.models import arch_models
 
 # Producers that take the scales of each input of the last block, by what they feed.
 EXPECTED = {

@@ -4,15 +4,10 @@ import json
 from itertools import pairwise
 from pathlib import Path
 
-import arch_models
-import gguf_from_hf
 import numpy as np
 import pytest
-import quantizing
 import torch
-from rotating import CENTERED, quiet, settings
 from safetensors.numpy import load_file, save_file
-from small_models import checkpoint, difference, logits
 
 from qtool.artifacts.artifact import Artifact
 from qtool.checkpoints.checkpoint import Checkpoint
@@ -26,15 +21,17 @@ from qtool.streaming.skeleton import Skeleton
 from qtool.transforms import hadamard, rotate, rotated, rotation
 from qtool.transforms.rotated import Rotated
 from qtool.verification.run import verify_artifact
+from support.gguf import gguf_from_hf
+from support.models import arch_models
+from support.models.small_models import checkpoint, difference, logits, models
+from support.runs import quantizing
+from support.transforms.rotating import CENTERED, quiet, settings
+
+__all__ = ["models"]
 
 # Width of the stream and of a head that is rotated, by architecture.
 HEADS = {"llama": 8, "qwen3": 32, "gemma3": 16, "phi3": 16, "opt": 16, "gpt_neox": 16,
          "mixtral": 16, "qwen3_moe": 16, "qwen2": 16, "stablelm": 16, "sarvam_moe": 16}  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("models")
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,10 @@
 
 from pathlib import Path
 
-import arch_models
 import numpy as np
 import pytest
-import quantizing
 import torch
-from rotating import CENTERED, quiet, settings
 from safetensors.numpy import load_file, save_file
-from small_models import checkpoint, difference, logits
 
 from qtool.planning.plan import make_plan
 from qtool.recipe import recipe as recipes
@@ -17,11 +13,12 @@ from qtool.recipe.rotate import RotateOptions
 from qtool.streaming.skeleton import Skeleton
 from qtool.transforms import rotate, rotated, rotation, rotations
 from qtool.transforms.rotated import Rotated
+from support.models import arch_models
+from support.models.small_models import checkpoint, difference, logits, models
+from support.runs import quantizing
+from support.transforms.rotating import CENTERED, quiet, settings
 
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("models")
+__all__ = ["models"]
 
 
 @pytest.mark.parametrize("name", ["llama", "opt"])

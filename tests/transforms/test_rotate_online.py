@@ -8,13 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import arch_models
 import numpy as np
 import pytest
-import quantizing
 import torch
 from safetensors.torch import load_file, save_file
-from small_models import checkpoint, difference, logits
 
 from qtool.artifacts.artifact import Artifact
 from qtool.checkpoints.checkpoint import Checkpoint
@@ -33,20 +30,17 @@ from qtool.texts.calibration import calibration_tokens
 from qtool.transforms import rotate, rotated, smooth_attention
 from qtool.verification.engines.rules import engine_findings
 from qtool.verification.run import verify_artifact
+from support.models import arch_models
+from support.models.small_models import checkpoint, difference, logits, models
+from support.runs import quantizing
+from support.transforms.rotating import quiet
+
+__all__ = ["models"]
 
 # Sizes of H at the inputs of the MLP's last matrices and in heads; 0: left out, with a reason.
 SIZES = {"llama": (32, 8), "qwen3": (32, 32), "gemma3": (32, 16), "phi3": (32, 16),
          "opt": (32, 16), "gpt_neox": (32, 16), "mixtral": (0, 16), "qwen3_moe": (32, 16),
          "qwen2": (32, 16), "stablelm": (32, 16), "sarvam_moe": (32, 16)}  # fmt: skip
-
-
-def quiet(_: str) -> None:
-    pass
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("models")
 
 
 @pytest.mark.parametrize("size", [1, 2, 8, 64, 512])

@@ -3,12 +3,9 @@
 from pathlib import Path
 from types import ModuleType
 
-import arch_models
 import numpy as np
 import pytest
 import torch
-from loud_channels import opened
-from quantizing import assert_reads_back, build, quantize, text_file, write_dense
 
 from qtool.calibrating.sites import Tracer
 from qtool.calibrating.stats import collect
@@ -20,6 +17,9 @@ from qtool.streaming.workers import Workers
 from qtool.transforms import awq, smooth, smooth_attention
 from qtool.transforms.fold import restored
 from qtool.transforms.proved import Subject, proved_folds, too_large
+from support.models import arch_models
+from support.runs.quantizing import assert_reads_back, build, quantize, text_file, write_dense
+from support.transforms.loud_channels import opened
 
 NORMS_OF_KEYS = ("qwen3", "gemma3", "qwen3_moe")  # and of queries
 KEYS_SCALED = {

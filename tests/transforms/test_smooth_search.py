@@ -8,8 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from loud_channels import opened
-from quantizing import quantize
 
 from qtool.calibrating.stats import SiteStats, collect, first_half
 from qtool.hub import tiny_folder
@@ -23,6 +21,8 @@ from qtool.streaming.skeleton import Skeleton
 from qtool.streaming.workers import Workers
 from qtool.transforms import smooth, smooth_search
 from qtool.transforms.proved import Subject
+from support.runs.quantizing import quantize
+from support.transforms.loud_channels import opened
 
 STATIC = ["weights.group_size=-1", "activations.dynamic=false", "transforms=[smooth]"]
 

@@ -5,9 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import header_files
 import pytest
-from header_artifacts import awq, compressed, packed, plain, stored
 
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.cli import main as cli
@@ -23,6 +21,8 @@ from qtool.verification.engines.rules import (
     view_findings,
 )
 from qtool.verification.finding import Finding
+from support.formats.header_artifacts import awq, compressed, packed, plain, stored
+from support.models import header_files
 
 QWEN_72B = {"hidden": 8192, "inner": 29568, "kv": 1024, "vocabulary": 256}
 HEADS = {"num_attention_heads": 64, "num_key_value_heads": 8}

@@ -4,10 +4,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from header_artifacts import FLOATS, compressed, floats, group_config, packed, plain, stored
 
 from qtool.verification.engines.rules import engine_findings
 from qtool.verification.engines.schemes import otherwise, pair_of, refused
+from support.formats.header_artifacts import (
+    FLOATS,
+    compressed,
+    floats,
+    group_config,
+    packed,
+    plain,
+    stored,
+)
 
 TOKEN = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
 ONE = TOKEN | {"strategy": "tensor", "dynamic": False}

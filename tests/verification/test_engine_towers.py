@@ -4,13 +4,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-import gguf_models
 import pytest
-import quantizing
-from header_artifacts import Tensors, awq, compressed, gptq, packed, stored
 
 from qtool.artifacts.artifact import Artifact
 from qtool.verification.engines.rules import engine_findings
+from support.formats.header_artifacts import Tensors, awq, compressed, gptq, packed, stored
+from support.gguf import gguf_models
+from support.runs import quantizing
 
 TOWER = "vision_tower.vision_model.encoder.layers.0.self_attn.q_proj"
 BETWEEN = "multi_modal_projector.linear_1"

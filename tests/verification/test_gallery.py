@@ -9,15 +9,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from gallery import engines, floats, folders, gguf, packed, parents
-from gallery.case import Broken
-from gpt_oss import source_for
-from verifying import but_digests, forget_digests
 
 from qtool.hub import resolve
 from qtool.recipe.recipe import Recipe, load, shipped
 from qtool.verification.finding import Verdict
 from qtool.verification.run import verify_artifact
+from support.gallery import engines, floats, folders, gguf, packed, parents
+from support.gallery.case import Broken
+from support.models.gpt_oss import source_for
+from support.verification.verifying import but_digests, forget_digests
 
 CASES = [*packed.CASES, *floats.CASES, *folders.CASES, *gguf.CASES, *engines.CASES]
 Parent = Callable[[str], Path]

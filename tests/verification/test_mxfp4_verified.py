@@ -5,16 +5,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import gguf_from_hf
-import gguf_models
-import gpt_oss
 import numpy as np
 import pytest
-import quantizing
 import torch
 from safetensors.torch import load_file, save_file
 
 from qtool.verification.run import verify_artifact
+from support.gguf import gguf_from_hf, gguf_models
+from support.models import gpt_oss
+from support.runs import quantizing
 
 LAYER = "model.layers.1.mlp.experts"
 State = dict[str, Any]

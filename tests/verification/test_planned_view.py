@@ -3,11 +3,7 @@
 import json
 from pathlib import Path
 
-import arch_models
-import header_files
 import pytest
-import quantizing
-from small_models import checkpoint
 
 from qtool import hub
 from qtool.artifacts.artifact import Artifact
@@ -20,6 +16,9 @@ from qtool.runs.planned_view import expected, planned_view
 from qtool.transforms import rotate, rotated
 from qtool.verification.engines.rules import loaders, view_findings
 from qtool.verification.engines.view import view_of
+from support.models import arch_models, header_files
+from support.models.small_models import checkpoint
+from support.runs import quantizing
 
 R4 = ("transforms=[rotate]", "rotate.r4=true")
 

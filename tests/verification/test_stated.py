@@ -8,18 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from quantizing import Call, caller, first_block_of_tiny
 
 from qtool.errors import SourceError
 from qtool.hub.push import _check_artifact
 from qtool.verification.finding import Finding
 from qtool.verification.run import verify_artifact
 from qtool.verification.stated import check_stated
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
-    return caller(monkeypatch, capfd)
+from support.runs.quantizing import Call, first_block_of_tiny
 
 
 def turn_a_bit(file: Path) -> None:

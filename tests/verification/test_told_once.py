@@ -6,11 +6,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import gguf_files
 import pytest
-import quantizing
 from safetensors.torch import load_file, save_file
-from verifying import serious
 
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.diff.sides import told_as
@@ -21,6 +18,9 @@ from qtool.recipe.recipe import load
 from qtool.verification import once
 from qtool.verification.finding import About, Finding, of_error, of_listed, of_setting
 from qtool.verification.run import verify_artifact
+from support.gguf import gguf_files
+from support.runs import quantizing
+from support.verification.verifying import serious
 
 
 @pytest.fixture

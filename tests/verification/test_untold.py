@@ -6,16 +6,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import quantizing
-from converting import run as convert
 from safetensors.torch import load_file, save_file
-from verifying import serious
 
 from qtool.cli.verify import lines
 from qtool.errors import UnsupportedError
 from qtool.inspecting.inspect import inspect
 from qtool.quality.weights import open_weights
 from qtool.verification.run import verify_artifact
+from support.converting.converting import run as convert
+from support.runs import quantizing
+from support.verification.verifying import serious
 
 RECIPES = {"mlx": "w4g64-mlx-rtn", "compressed": "w8a16-ct", "fp8": "fp8-block-hf"}
 

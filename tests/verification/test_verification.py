@@ -9,13 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from packed_files import compressed_tensors
-from packed_files import write as write_packed
-from quantizing import caller, first_block_of_tiny, first_blocks_of_tiny, quantize
 from safetensors.numpy import save_file
 from safetensors.torch import load_file as load_torch
 from safetensors.torch import save_file as save_torch
-from verified_folders import GATE, Q, folder_of, subject
 
 from qtool.artifacts.artifact import Artifact
 from qtool.errors import FormatError, SourceError, UsageError
@@ -26,6 +22,10 @@ from qtool.verification.dense_list import says_dense
 from qtool.verification.run import verify_artifact
 from qtool.verification.sentences import count, some
 from qtool.verification.written import check_written
+from support.formats.packed_files import compressed_tensors
+from support.formats.packed_files import write as write_packed
+from support.runs.quantizing import caller, first_block_of_tiny, first_blocks_of_tiny, quantize
+from support.verification.verified_folders import GATE, Q, folder_of, subject
 
 
 @pytest.fixture(scope="module")

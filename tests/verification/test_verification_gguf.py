@@ -2,21 +2,19 @@
 
 from pathlib import Path
 
-import gguf_files
-import gguf_from_hf
-import gguf_models
 import numpy as np
 import pytest
-import quantizing
-from converting import first_block
-from converting import run as convert
-from verifying import serious
 
 from qtool.cli.verify import lines
 from qtool.formats.gguf_file import GgufFile
 from qtool.formats.gguf_values import Value, string, strings, u32
 from qtool.gguf_types import F32, FLOATS
 from qtool.verification.run import verify_artifact
+from support.converting.converting import first_block
+from support.converting.converting import run as convert
+from support.gguf import gguf_files, gguf_from_hf, gguf_models
+from support.runs import quantizing
+from support.verification.verifying import serious
 
 # GGUF files that hold no language model
 

@@ -6,10 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from artifact_files import random_quant, write_folder
-from packed_files import compressed_tensors
-from packed_files import write as write_packed
-from verified_folders import LAYER, Q, folder_of
 
 from qtool.artifacts.artifact import Artifact
 from qtool.methods import rtn
@@ -17,6 +13,10 @@ from qtool.scheme import GroupQuant, Scheme
 from qtool.verification.matrix import measure
 from qtool.verification.run import verify_artifact
 from qtool.verification.zero_convention import check_convention
+from support.formats.artifact_files import random_quant, write_folder
+from support.formats.packed_files import compressed_tensors
+from support.formats.packed_files import write as write_packed
+from support.verification.verified_folders import LAYER, Q, folder_of
 
 
 @pytest.mark.parametrize(

@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import other_tools as other
 import pytest
 from numpy.typing import NDArray
-from verifying import serious
 
 from qtool.hub import tiny_folder
 from qtool.verification.by_table import row_of
 from qtool.verification.finding import Finding
 from qtool.verification.holes import torn, zero_stretches
 from qtool.verification.run import verify_artifact
+from support.formats import other_tools as other
+from support.verification.verifying import serious
 
 ATTENTION = {f"1.{name}": other.dense for name in other.LINEARS if name.startswith("self_attn")}
 

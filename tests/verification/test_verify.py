@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from artifact_files import random_quant
 from safetensors.numpy import load_file, save_file
 
 from qtool.checkpoints.checkpoint import Checkpoint
@@ -19,6 +18,7 @@ from qtool.recipe.recipe import load
 from qtool.runs.sink import Sink
 from qtool.runs.verify import verify
 from qtool.scheme import GroupQuant, Scheme
+from support.formats.artifact_files import random_quant
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],

@@ -4,14 +4,9 @@ were lost, a few bytes long or single; and none where they are 0 on purpose, or 
 import tracemalloc
 from pathlib import Path
 
-import made_up_matrices
 import numpy as np
 import pytest
-from gallery.raw import edited
-from made_up_matrices import beside, rounded, scattered
 from numpy.typing import NDArray
-from quantizing import first_block_of_tiny, quantize
-from verifying import forget_digests
 
 from qtool.formats.float_codes import LARGEST, encode
 from qtool.scheme import GroupQuant, Scheme, joined
@@ -19,6 +14,11 @@ from qtool.verification.against.blanks import blanks
 from qtool.verification.against.likeness import sums_of
 from qtool.verification.against.side_by_side import SideBySide, rows_of_array, rows_of_quant
 from qtool.verification.run import verify_artifact
+from support.gallery.raw import edited
+from support.runs.quantizing import first_block_of_tiny, quantize
+from support.verification import made_up_matrices
+from support.verification.made_up_matrices import beside, rounded, scattered
+from support.verification.verifying import forget_digests
 
 Floats = NDArray[np.float32]
 SHAPE = (512, 512)

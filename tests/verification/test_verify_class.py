@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gallery import raw
-from labelled_folders import TINY, dense, said
-from quantizing import quantize
 from transformers.models.auto import modeling_auto
-from verifying import forget_digests
 
 from qtool.verification.classes import _OTHERS, classes_of, named_so, refused_by_transformers
+from support.gallery import raw
+from support.runs.quantizing import quantize
+from support.verification.labelled_folders import TINY, dense, said
+from support.verification.verifying import forget_digests
 
 UP = "model.layers.{}.mlp.up_proj"
 

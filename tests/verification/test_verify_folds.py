@@ -7,9 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from quantizing import build, first_blocks_of_tiny, quantize, text_file
 from safetensors.torch import load_file, save_file
-from verifying import forget_digests
 
 import qtool
 from qtool.checkpoints.checkpoint import Checkpoint
@@ -19,6 +17,8 @@ from qtool.verification.against.pairs import Heads, unpaired
 from qtool.verification.against.scaling import Compared
 from qtool.verification.against.side_by_side import Floats, SideBySide, rows_of_array
 from qtool.verification.run import verify_artifact
+from support.runs.quantizing import build, first_blocks_of_tiny, quantize, text_file
+from support.verification.verifying import forget_digests
 
 STATIC = ("w8a8-smoothquant-static",)
 KEYS = ("w8a8-dynamic", "transforms=[smooth-attention]")

@@ -9,11 +9,9 @@ import pytest
 import qtool
 from qtool import native_gguf
 from qtool.gguf_types import BY_NAME
-from qtool.hub import tiny_folder
-from qtool.verification.finding import Finding
 from qtool.verification.gguf.blanks import Blank, blanks
 from qtool.verification.gguf.typical import TYPICAL
-from qtool.verification.run import verify_artifact
+from support.verification.verifying import beside_tiny
 
 WEIGHT = np.random.default_rng(0).standard_normal((64, 512)).astype(np.float32)
 IMPORTANCE = np.ones(512, np.float32)
@@ -54,22 +52,17 @@ def test_what_is_no_damage(kind: str) -> None:
     assert found(stored(weight, kind), kind, weight) == []
 
 
-def serious(path: Path) -> list[Finding]:
-    verdict = verify_artifact(path, against=tiny_folder(), threads=1)
-    return [one for one in verdict.findings if one.severity != "note"]
-
-
 @pytest.mark.parametrize("recipe", ["q4_k_m", "q8_0", "q2_k"])
 def test_one_sentence_of_a_file(recipe: str, tmp_path: Path) -> None:
     path = tmp_path / "x.gguf"
     qtool.quantize("tiny", recipe, path, threads=1, changes=["importance=false"])
-    assert not serious(path)
+    assert not beside_tiny(path)
     reader = gguf.GGUFReader(path, "r+")
     name = "blk.1.ffn_up.weight"
     data = next(t for t in reader.tensors if t.name == name).data.reshape(-1).view(np.uint8)
     data[5000:5064] = 0
     reader.data.flush()
-    (one,) = serious(path)
+    (one,) = beside_tiny(path)
     assert (one.severity, one.check, one.name) == ("error", "layer-error", name)
     assert one.message.startswith("1 tensor has blocks with bytes of 0 where the source has other")
     assert f"{name} (" in one.message and "the first: row " in one.message

@@ -14,8 +14,7 @@ from safetensors.torch import load_file, save_file
 import qtool
 from qtool.gguf_types import BY_NAME
 from qtool.hub import tiny_folder
-from qtool.verification.finding import Finding
-from qtool.verification.run import verify_artifact
+from support.verification.verifying import beside_tiny
 
 UP, EMBEDDING, NORM = "blk.1.ffn_up.weight", "token_embd.weight", "blk.1.ffn_norm.weight"
 SCALE_AT = {"Q6_K": 208}  # bytes into a block; of others it begins with a float16
@@ -30,15 +29,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
         if not path.exists():
             name = str(source or "tiny")
             qtool.quantize(name, recipe, path, threads=1, changes=["importance=false"])
-            assert source or not serious(path)
+            assert source or not beside_tiny(path)
         return path
 
     return get
-
-
-def serious(path: Path) -> list[Finding]:
-    verdict = verify_artifact(path, against=tiny_folder(), threads=1)
-    return [one for one in verdict.findings if one.severity != "note"]
 
 
 def copied(path: Path, out: Path, changes: dict[str, np.ndarray]) -> Path:
@@ -77,7 +71,7 @@ def test_a_multiple(
 ) -> None:
     healthy = made(recipe)
     new = multiplied(tensors_of(healthy)[name], by)
-    (one,) = serious(copied(healthy, tmp_path / "x.gguf", {name: new}))
+    (one,) = beside_tiny(copied(healthy, tmp_path / "x.gguf", {name: new}))
     assert (one.severity, one.check, one.name) == ("error", "layer-error", name)
     assert one.message.startswith(f"1 tensor is the source's but for a factor: {name}: about ")
     assert float(one.message.partition("about ")[2].split(" ")[0]) == pytest.approx(by, rel=0.05)
@@ -88,7 +82,7 @@ def test_two_that_changed_places(recipe: str, made: Callable[..., Path], tmp_pat
     healthy, other = made(recipe), UP.replace("1", "2")
     data = {name: np.array(tensor.data) for name, tensor in tensors_of(healthy).items()}
     changes = {UP: data[other], other: data[UP]}
-    (one,) = serious(copied(healthy, tmp_path / "x.gguf", changes))
+    (one,) = beside_tiny(copied(healthy, tmp_path / "x.gguf", changes))
     assert (one.severity, one.check) == ("error", "swapped")
     assert one.message.startswith("2 matrices stand under names of another: ")
     assert f"{UP} is the source's {other}" in one.message
@@ -108,6 +102,6 @@ def test_a_few_of_a_fine_tune(
     weight.add_((noise * share * weight.float().std()).to(weight.dtype))
     save_file(tensors, file, {"format": "pt"})
     new = np.array(tensors_of(made(recipe, tmp_path / "tuned"))[UP].data)
-    (one,) = serious(copied(healthy, tmp_path / "x.gguf", {UP: new}))
+    (one,) = beside_tiny(copied(healthy, tmp_path / "x.gguf", {UP: new}))
     assert (one.severity, one.check, one.name) == ("warning", "layer-error", UP)
     assert one.message.startswith("1 matrix farther from the source than the scales explain, as ")

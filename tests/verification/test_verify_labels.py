@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from labelled_folders import RECIPES, copy_of, errors, label, said
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
 from qtool.verification.engines.local import _METHODS
 from qtool.verification.run import verify_artifact
+from support.verification.labelled_folders import RECIPES, copy_of, errors, label, said
 
 ENGINES = (None, "vllm", "sglang", "transformers")
 

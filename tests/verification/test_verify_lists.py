@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from labelled_folders import TINY, copy_of, dense, errors, label, said
-from quantizing import quantize
 
 from qtool.verification.run import verify_artifact
 from qtool.verification.settings_form import as_written
+from support.runs.quantizing import quantize
+from support.verification.labelled_folders import TINY, copy_of, dense, errors, label, said
 
 DOWN = "model.layers.0.mlp.down_proj"
 ENGINES = (None, "vllm", "sglang", "transformers")

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from quantizing import quantize
 from safetensors.torch import load_file, save_file
-from verifying import forget_digests
 
 from qtool.hub import tiny_folder
 from qtool.verification.finding import Finding
 from qtool.verification.run import verify_artifact
+from support.runs.quantizing import quantize
+from support.verification.verifying import forget_digests
 
 Tensors = dict[str, torch.Tensor]
 EMBEDDING, LAYER = "model.embed_tokens.weight", "model.layers.1."

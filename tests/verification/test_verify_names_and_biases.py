@@ -5,18 +5,18 @@ import json
 from pathlib import Path
 from typing import Any
 
-import gguf_models
 import numpy as np
 import pytest
 import transformers
-from gallery import raw
-from gallery.raw import Raw
-from labelled_folders import TINY, dense, said
-from quantizing import quantize
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
-from verifying import forget_digests
 
 from qtool.verification.stored_biases import CHECK, READ, READ_MLP
+from support.gallery import raw
+from support.gallery.raw import Raw
+from support.gguf import gguf_models
+from support.runs.quantizing import quantize
+from support.verification.labelled_folders import TINY, dense, said
+from support.verification.verifying import forget_digests
 
 Q, K, V = (f"model.layers.{{}}.self_attn.{part}_proj" for part in "qkv")
 

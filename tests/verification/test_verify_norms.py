@@ -3,13 +3,13 @@
 from pathlib import Path
 
 import pytest
-from quantizing import quantize
 from safetensors.torch import load_file, save_file
-from verifying import forget_digests
 
 from qtool import tiny
 from qtool.verification.finding import Finding
 from qtool.verification.run import verify_artifact
+from support.runs.quantizing import quantize
+from support.verification.verifying import forget_digests
 
 TINY = Path(tiny.__file__).parent
 FINAL, INSIDE = "model.norm.weight", "model.layers.1.post_attention_layernorm.weight"

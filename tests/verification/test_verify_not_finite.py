@@ -5,10 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from quantizing import quantize
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
-from verifying import forget_digests
 
 from qtool.checkpoints.links import check_links
 from qtool.cli.main import app
@@ -17,6 +15,8 @@ from qtool.formats.gguf_file import GgufFile
 from qtool.hub import tiny_folder
 from qtool.verification.finding import Finding
 from qtool.verification.run import verify_artifact
+from support.runs.quantizing import quantize
+from support.verification.verifying import forget_digests
 
 UP = "model.layers.1.mlp.up_proj"
 

@@ -4,11 +4,8 @@ import json
 from pathlib import Path
 
 import numpy as np
-import other_tools as other
 import pytest
 from numpy.typing import NDArray
-from quantizing import first_blocks_of_tiny, quantize
-from verifying import but_digests
 
 from qtool.artifacts.artifact import Artifact
 from qtool.cli.verify import lines
@@ -20,6 +17,9 @@ from qtool.runs.progress import Progress
 from qtool.verification.against.source_tensors import check_quantized
 from qtool.verification.finding import Verdict
 from qtool.verification.run import verify_artifact
+from support.formats import other_tools as other
+from support.runs.quantizing import first_blocks_of_tiny, quantize
+from support.verification.verifying import but_digests
 
 NORMS = ("input_layernorm", "post_attention_layernorm")
 

@@ -5,17 +5,17 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import gguf_from_hf
 import numpy as np
 import pytest
-from converting import converted, first_block
-from gallery import raw
-from quantizing import quantize
 from typer.testing import CliRunner
 
 from qtool.cli.main import app
 from qtool.verification.finding import Finding
 from qtool.verification.run import verify_artifact
+from support.converting.converting import converted, first_block
+from support.gallery import raw
+from support.gguf import gguf_from_hf
+from support.runs.quantizing import quantize
 
 # How a checkpoint calls its decoder: the outer class, what stands before its names, those beside.
 KINDS = {

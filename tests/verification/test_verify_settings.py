@@ -5,12 +5,12 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import gguf_models
 import pytest
-from gallery import raw
 
 from qtool import tiny
 from qtool.verification.run import verify_artifact
+from support.gallery import raw
+from support.gguf import gguf_models
 
 TINY = Path(tiny.__file__).parent
 LLAMA, MISTRAL, QWEN2 = (

@@ -7,14 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import made_up_matrices
 import numpy as np
 import pytest
-from made_up_matrices import beside, rounded, scattered
 from numpy.typing import NDArray
-from quantizing import quantize
 from safetensors.torch import load_file, save_file
-from verifying import forget_digests
 
 from qtool.hub import tiny_folder
 from qtool.scheme import GroupQuant, Scheme
@@ -22,8 +18,11 @@ from qtool.verification.against import single_scales
 from qtool.verification.against.off_scales import OffScale
 from qtool.verification.against.scaling import Compared, compare
 from qtool.verification.against.side_by_side import rows_of_array
-from qtool.verification.finding import Finding
 from qtool.verification.run import verify_artifact
+from support.runs.quantizing import quantize
+from support.verification import made_up_matrices
+from support.verification.made_up_matrices import beside, rounded, scattered
+from support.verification.verifying import beside_tiny, forget_digests
 
 Floats = NDArray[np.float32]
 SHAPE = (96, 512)
@@ -214,11 +213,6 @@ def damaged(folder: Path, out: Path, name: str, at: int, change: Callable[[Any],
     return out
 
 
-def serious(folder: Path) -> list[Finding]:
-    verdict = verify_artifact(folder, against=tiny_folder(), threads=1)
-    return [f for f in verdict.findings if f.severity != "note"]
-
-
 UP = "model.layers.1.mlp.up_proj"
 
 
@@ -247,8 +241,8 @@ def test_one_scale_of_an_artifact(
     recipe: str, tensor: str, change: Callable[[Any], Any], said: str,
     made: Callable[[str], Path], tmp_path: Path,
 ) -> None:  # fmt: skip
-    assert not serious(made(recipe))
-    (found,) = serious(damaged(made(recipe), tmp_path / "out", f"{UP}.{tensor}", 7, change))
+    assert not beside_tiny(made(recipe))
+    (found,) = beside_tiny(damaged(made(recipe), tmp_path / "out", f"{UP}.{tensor}", 7, change))
     assert (found.severity, found.check, found.name) == ("error", "layer-error", f"{UP}.weight")
     assert found.message.startswith("1 scale of 1 matrix is unlike the source's: ")
     assert said in found.message and "another model" not in found.message

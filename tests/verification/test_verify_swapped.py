@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from gallery import raw
-from quantizing import quantize
 from safetensors.torch import load_file, save_file
-from verifying import forget_digests
 
 from qtool import tiny
 from qtool.verification.run import verify_artifact
+from support.gallery import raw
+from support.runs.quantizing import quantize
+from support.verification.verifying import forget_digests
 
 TINY = Path(tiny.__file__).parent
 Q, OUT = "model.layers.{}.self_attn.q_proj", "model.layers.{}.self_attn.o_proj"

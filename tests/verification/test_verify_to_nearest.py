@@ -8,15 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from quantizing import quantize
 from safetensors.torch import load_file, save_file
-from verifying import forget_digests
 
 from qtool.hub import tiny_folder
 from qtool.verification.against import to_nearest
 from qtool.verification.against.scaling import Compared
-from qtool.verification.finding import Finding
-from qtool.verification.run import verify_artifact
+from support.runs.quantizing import quantize
+from support.verification.verifying import beside_tiny, forget_digests
 
 FEW = ("calibration.samples=4", "calibration.length=32")
 OF_ONE_BLOCK = [f"model.layers.2.mlp.{which}_proj" for which in ("down", "up", "gate")]
@@ -118,28 +116,23 @@ def with_others(folder: Path, out: Path, other: Path) -> Path:
     return out
 
 
-def serious(folder: Path) -> list[Finding]:
-    verdict = verify_artifact(folder, against=tiny_folder(), threads=1)
-    return [f for f in verdict.findings if f.severity != "note"]
-
-
 @pytest.mark.parametrize(
     ("recipe", "share"), [("w4g128-rtn", 0.25), ("fp8-dynamic", 0.06), ("nvfp4", 0.2)]
 )
 def test_matrices_of_a_fine_tune(
     recipe: str, share: float, made: Callable[..., Path], tmp_path: Path
 ) -> None:
-    assert not serious(made(recipe))
+    assert not beside_tiny(made(recipe))
     other = made(recipe, tuned(tmp_path / "tuned", share))
     out = with_others(made(recipe), tmp_path / "out", other)
-    (found,) = serious(out)
+    (found,) = beside_tiny(out)
     assert (found.severity, found.check) == ("error", "layer-error")
     assert found.message.startswith("3 matrices farther from the source than the scales explain")
     assert all(f"{module}.weight (" in found.message for module in OF_ONE_BLOCK)
     assert "by qtool.json they were rounded to the nearest" in found.message
     if recipe != "nvfp4":
         (out / "qtool.json").unlink()
-        (found,) = serious(out)
+        (found,) = beside_tiny(out)
         assert (found.severity, found.check) == ("warning", "layer-error")
         assert "GPTQ would leave more of the others, too" in found.message
 
@@ -148,6 +141,6 @@ def test_gptq_leaves_as_much(made: Callable[..., Path], tmp_path: Path) -> None:
     """With and without a word of how it was made."""
     out = tmp_path / "out"
     shutil.copytree(made("w4g128-gptq"), out)
-    assert not serious(out)
+    assert not beside_tiny(out)
     (out / "qtool.json").unlink()
-    assert not serious(out)
+    assert not beside_tiny(out)

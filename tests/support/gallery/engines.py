@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
-from gallery.case import Broken
-from gallery.packed import config, dense
-from gallery.raw import Raw, edited, quantization, settings
+from support.gallery.case import Broken
+from support.gallery.packed import config, dense
+from support.gallery.raw import Raw, edited, quantization, settings
 
 
 def nothing(folder: Path) -> None:

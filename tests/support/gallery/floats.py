@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gallery.case import Broken
-from gallery.packed import shape, values, without
-from gallery.raw import Raw, edited, quantization
+from support.gallery.case import Broken
+from support.gallery.packed import shape, values, without
+from support.gallery.raw import Raw, edited, quantization
 
 BLOCK = "model.layers.1"
 DOWN, GATE, UP = (f"{BLOCK}.mlp.{name}_proj" for name in ("down", "gate", "up"))

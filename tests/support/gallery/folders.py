@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from gallery.case import Broken
-from gallery.packed import without
-from gallery.parents import HIDDEN, VOCABULARY
-from gallery.raw import Raw, edited, read, settings, write
+from support.gallery.case import Broken
+from support.gallery.packed import without
+from support.gallery.parents import HIDDEN, VOCABULARY
+from support.gallery.raw import Raw, edited, read, settings, write
 
 INDEX = "model.safetensors.index.json"
 

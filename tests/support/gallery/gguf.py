@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gallery.case import Broken
 from qtool.formats.gguf_file import GgufFile
 from qtool.formats.gguf_values import Value, f32, string, strings, u32
 from qtool.formats.gguf_writer import TensorSpec, lay_out
 from qtool.gguf_types import BlockType
+from support.gallery.case import Broken
 
 UP = "blk.2.ffn_up.weight"
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gallery.case import Broken
-from gallery.raw import Raw, edited, quantization
+from support.gallery.case import Broken
+from support.gallery.raw import Raw, edited, quantization
 
 BLOCK = "model.layers.1"
 DOWN, GATE, Q = f"{BLOCK}.mlp.down_proj", f"{BLOCK}.mlp.gate_proj", f"{BLOCK}.self_attn.q_proj"

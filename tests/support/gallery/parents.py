@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from gallery.raw import Raw, write
 from qtool.gguf.quantize import run_gguf
 from qtool.gguf.request import GgufRequest
 from qtool.hub import resolve
 from qtool.recipe.recipe import Recipe, load
 from qtool.runs import pipeline
 from qtool.runs.progress import Progress
+from support.gallery.raw import Raw, write
 
 HIDDEN, INNER, HEADS, KEY_HEADS, WIDTH, VOCABULARY = 256, 384, 4, 2, 64, 96
 EXPERTS, EXPERT_INNER = 4, 128

@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hostile.headers import quantize
-from hostile.row import Make, Row, edited, gguf_model, honest
+from support.hostile.headers import quantize
+from support.hostile.row import Make, Row, edited, gguf_model, honest
 
 
 def text(content: bytes, name: str = "config.json") -> Callable[[Path], object]:

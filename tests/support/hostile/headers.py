@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from hostile.row import Make, Row, edited, entry, honest, tensors
 from qtool.formats.safetensors_file import INDEX_NAME
+from support.hostile.row import Make, Row, edited, entry, honest, tensors
 
 ONE = json.dumps(entry())
 DENSE = b"[],"

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from hostile.row import Make, Row, entry, honest, tensors
 from qtool.checkpoints.checkpoint import Checkpoint
+from support.hostile.row import Make, Row, entry, honest, tensors
 
 SITE = "model.layers.0.self_attn.q_proj"
 Arrays = dict[str, Any]

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from hostile.row import Make, Row, entry, tensors
+from support.hostile.row import Make, Row, entry, tensors
 
 PLAIN = "format: awq\nmethod: rtn\nweights: {bits: 4, group_size: 128, symmetric: true}\n"
 

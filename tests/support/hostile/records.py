@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hostile.row import Make, Row, honest
 from qtool import __version__
+from support.hostile.row import Make, Row, honest
 
 GOOD = {"source": "file", "samples": 2, "length": 16, "seed": 0, "digest": f"sha256:{'0' * 64}"}
 RECORD: dict[str, Any] = {

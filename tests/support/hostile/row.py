@@ -9,8 +9,8 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
-import hf_arrays
-import small_tokenizers as small
+from support.models import hf_arrays
+from support.models import small_tokenizers as small
 
 Make = Callable[[Path], list[object]]
 
@@ -29,7 +29,7 @@ class Row:
 @cache
 def _honest() -> Path:
     """A Llama of three blocks with a tokenizer, as every command takes it."""
-    import quantizing
+    from support.runs import quantizing
 
     folder = Path(mkdtemp(prefix="qtool-test-"))
     return quantizing.build("llama", folder / "m")

@@ -3,10 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from range_server import Handler, RangeServer, Virtual, as_json, whole
-
-from hostile.row import entry, tensors
 from qtool.formats.safetensors_file import INDEX_NAME
+from support.hostile.row import entry, tensors
+from support.hub.range_server import Handler, RangeServer, Virtual, as_json, whole
 
 FILE = tensors({"model.layers.0.w": entry()}, bytes(8))
 MODEL = "m/model.safetensors"

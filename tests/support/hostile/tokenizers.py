@@ -6,9 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import small_tokenizers as small
-
-from hostile.row import Make, Row, edited, gguf_model, honest
+from support.hostile.row import Make, Row, edited, gguf_model, honest
+from support.models import small_tokenizers as small
 
 
 def files(*, size: int = small.SIZE, **content: Any) -> Make:

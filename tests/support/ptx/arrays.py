@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ptx.spaces import HIGHEST, NOBODY, Fault, Lanes, turned
+from support.ptx.spaces import HIGHEST, NOBODY, Fault, Lanes, turned
 
 APART = 40  # bits of an address inside of an array
 MIDDLE = 1 << 39  # there arrays begin, so that what lies before one is told of that one

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ptx.memory import Memory
-from ptx.spaces import Fault, Lanes
+from support.ptx.memory import Memory
+from support.ptx.spaces import Fault, Lanes
 
 _PIECE = 16  # bytes that a copy and its places are multiples of
 

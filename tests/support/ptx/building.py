@@ -8,9 +8,9 @@ import tempfile
 from functools import lru_cache
 from unittest.mock import patch
 
-from ptx.machine import Compiled, compiled
-from ptx.parse import Module, parse
 from qtool.cuda import compiling
+from support.ptx.machine import Compiled, compiled
+from support.ptx.parse import Module, parse
 
 _CORE = compiling.core  # tests may have put another one there
 

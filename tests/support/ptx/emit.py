@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from ptx import arithmetic
-from ptx.flow import Block, reads, registers, writes
-from ptx.parse import Instruction, Kernel
+from support.ptx import arithmetic
+from support.ptx.flow import Block, reads, registers, writes
+from support.ptx.parse import Instruction, Kernel
 
 LOCAL, SHARED = 1 << 56, 1 << 57  # where generic addresses of these spaces begin
 SPECIAL = ("%tid.x", "%tid.y", "%tid.z", "%ctaid.x", "%ctaid.y", "%ctaid.z", "%laneid")

@@ -4,7 +4,7 @@ may be read before anything has been written."""
 import re
 from dataclasses import dataclass, field
 
-from ptx.parse import Instruction, Kernel
+from support.ptx.parse import Instruction, Kernel
 
 _REGISTER = re.compile(r"%[\w$]+(?:\.[xyz])?")
 _WRITES_NOTHING = ("st", "bra", "bar", "ret", "griddepcontrol", "red", "cp", "prefetch", "fence")

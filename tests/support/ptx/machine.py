@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ptx import rules_float, rules_integer, tensor
-from ptx.arithmetic import Unspecified
-from ptx.arrays import Array, Order, begin_of
-from ptx.barriers import Barriers
-from ptx.emit import Code
-from ptx.flow import flow
-from ptx.parse import Kernel, Module
-from ptx.rules_memory import space_of
-from ptx.spaces import Fault
+from support.ptx import rules_float, rules_integer, tensor
+from support.ptx.arithmetic import Unspecified
+from support.ptx.arrays import Array, Order, begin_of
+from support.ptx.barriers import Barriers
+from support.ptx.emit import Code
+from support.ptx.flow import flow
+from support.ptx.parse import Kernel, Module
+from support.ptx.rules_memory import space_of
+from support.ptx.spaces import Fault
 
 __all__ = ["Compiled", "Fault", "Grid", "compiled", "rules_float", "rules_integer", "run"]
 
@@ -47,7 +47,7 @@ class Grid:
 
 def _grains(kernel: Kernel) -> dict[str, int]:
     """Accesses that do not say their space may be of any."""
-    from ptx.emit import size_of
+    from support.ptx.emit import size_of
 
     found = dict.fromkeys(("global", "shared", "local"), 16)
     for ins in kernel.code:

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from ptx.arrays import Array, Global, Order
-from ptx.emit import LOCAL, SHARED
-from ptx.spaces import EVERY, Fault, Lanes, Meetings, Shadow
+from support.ptx.arrays import Array, Global, Order
+from support.ptx.emit import LOCAL, SHARED
+from support.ptx.spaces import EVERY, Fault, Lanes, Meetings, Shadow
 
 
 class Memory(Global):

@@ -1,8 +1,8 @@
 """Instructions on floats; those whose name integers share (add, mul, ...) are told apart here."""
 
-from ptx.emit import Writer, bits_of, form_of, rule, size_of, strict
-from ptx.parse import Instruction, split
-from ptx.rules_integer import (
+from support.ptx.emit import Writer, bits_of, form_of, rule, size_of, strict
+from support.ptx.parse import Instruction, split
+from support.ptx.rules_integer import (
     FLOATS,
     INTEGERS,
     integer_negative,

@@ -1,7 +1,18 @@
 """Instructions on integers, bits and predicates, and those that move any number."""
 
-from ptx.emit import LOCAL, SHARED, SPECIAL, Writer, bits_of, form_of, rule, size_of, strict, whole
-from ptx.parse import Instruction, split
+from support.ptx.emit import (
+    LOCAL,
+    SHARED,
+    SPECIAL,
+    Writer,
+    bits_of,
+    form_of,
+    rule,
+    size_of,
+    strict,
+    whole,
+)
+from support.ptx.parse import Instruction, split
 
 INTEGERS = [f"{kind}{bits}" for kind in "us" for bits in (16, 32, 64)]
 BITS = ["b16", "b32", "b64"]

@@ -1,7 +1,7 @@
 """Loads, stores, copies, atomics, and what waits. The machine checks each access (memory.py)."""
 
-from ptx.emit import Writer, bits_of, form_of, rule, size_of, strict
-from ptx.parse import Instruction, split
+from support.ptx.emit import Writer, bits_of, form_of, rule, size_of, strict
+from support.ptx.parse import Instruction, split
 
 _TYPES = [f"{kind}{bits}" for kind in "bus" for bits in (8, 16, 32, 64)] + ["f32", "f64"]
 _SPACES = ("global", "shared", "local")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ptx.arithmetic import NAN
+from support.ptx.arithmetic import NAN
 
 _LANE = np.arange(32)
 _G, _T = _LANE // 4, _LANE % 4

@@ -1,0 +1,1 @@
+"""The CUDA kernels on the host, and GPUs that are emulated."""

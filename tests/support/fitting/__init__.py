@@ -1,0 +1,1 @@
+"""Runs of `qtool fit`, and what it measures by hand."""

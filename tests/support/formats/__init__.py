@@ -1,0 +1,1 @@
+"""Artifacts and matrices in every format."""

@@ -1,0 +1,1 @@
+"""GGUF files, and what becomes of them."""

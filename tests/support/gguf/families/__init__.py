@@ -1,0 +1,1 @@
+"""Rows of `gguf_models.MODELS`, by families of models."""

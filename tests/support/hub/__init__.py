@@ -1,0 +1,1 @@
+"""Hubs and other servers on loopback."""

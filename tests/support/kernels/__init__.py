@@ -1,0 +1,1 @@
+"""What the kernels have to give, by definition, and what they are given."""

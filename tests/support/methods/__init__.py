@@ -1,0 +1,1 @@
+"""What methods of quantizing have to give."""

@@ -1,0 +1,1 @@
+"""Small checkpoints and tokenizers."""

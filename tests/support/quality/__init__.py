@@ -1,0 +1,1 @@
+"""Evaluating and generating."""

@@ -1,0 +1,1 @@
+"""Whole runs in this process; those that fail, die and go on."""

@@ -1,0 +1,1 @@
+"""Damage, and what `qtool verify` finds."""
