@@ -7,7 +7,8 @@ cuda/DIGEST-sm_90-UNIT.cubin in QTOOL_CACHE, or in qtool of the user's cache.
 
 import hashlib
 import os
-import tempfile
+import secrets
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from threading import Lock
@@ -17,7 +18,7 @@ import qtool
 from qtool.errors import UnsupportedError
 
 EXTRA = "pip install 'qtool[cuda]'"
-OPTIONS = ("std=c++17", "fma=false", "ftz=false", "diag-error=all")
+OPTIONS = ("std=c++17", "fma=false", "ftz=false")
 # What the kernels share with those of the CPU; CMakeLists.txt installs the same.
 SHARED = (
     "gguf_encode_book_body.h",
@@ -53,6 +54,9 @@ def sources() -> list[Path]:
     """Every header that a kernel may include."""
     cuda, shared = folders()
     return [*sorted(cuda.glob("*.h")), *(shared / name for name in SHARED)]
+
+
+_ELF = b"\x7fELF"  # what a cubin begins with
 
 
 def unit_of(kernel: str) -> tuple[str, str]:
@@ -108,6 +112,14 @@ def compiler_version() -> str:
     return f"{major}.{minor}"
 
 
+def architectures() -> tuple[int, ...]:
+    """What NVRTC compiles for: 75, 80 ... Empty where it does not say."""
+    from cuda.bindings import nvrtc
+
+    status, found = nvrtc.nvrtcGetSupportedArchs()
+    return tuple(int(one) for one in found) if int(status) == 0 else ()
+
+
 def program_options(unit: str, arch: str) -> Any:
     """What every unit is compiled with, for an architecture (sm_90)."""
     return core().ProgramOptions(
@@ -148,14 +160,25 @@ def cubin(kernel: str, arch: str) -> bytes:
     """
     unit, source = unit_of(kernel)
     path = cache_folder() / f"{digest(source, compiler_version())}-{arch}-{unit}.cubin"
-    if path.is_file():
-        return path.read_bytes()
+    with suppress(OSError):  # there is none, or it is another user's alone
+        if (code := path.read_bytes()).startswith(_ELF):
+            return code
     code = compile_source(unit, source, arch)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(code)
-        os.replace(file.name, path)  # whole or not at all, whoever else compiles it now
-    except OSError:
-        pass
+    with suppress(OSError):
+        _keep(path, code)
     return code
+
+
+def _keep(path: Path, code: bytes) -> None:
+    """Whole or not at all, whoever else compiles it now, and for all whom the user lets read."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+    try:
+        with beside.open("xb") as file:
+            file.write(code)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise

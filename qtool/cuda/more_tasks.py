@@ -32,8 +32,10 @@ MOST = 8  # vectors
 RUN = 32  # columns that groups are multiples of
 _Q4_K = BY_NAME["Q4_K"]
 # Rows of a block of threads, parts of it that each take runs of columns, its threads, and how many
-# such blocks the 132 SMs of an H200 hold at once: kernels/cuda/gemv.h.
-_BLOCKS = {"across": (128, 4, 256, 264), "columns": (128, 4, 256, 264), "q4_k": (32, 4, 128, 528)}
+# such blocks an SM holds at once: kernels/cuda/gemv.h.
+_BLOCKS = {"across": (128, 4, 256, 2), "columns": (128, 4, 256, 2), "q4_k": (32, 4, 128, 4)}
+_FEWER = {("q4_k", (8, 0)): 3}  # by capability: an A100 has less shared memory than a Hopper GPU
+_HOPPER = 132, (9, 0)  # SMs of an H100 or H200, and their capability
 
 
 def pack(codes: Any, bits: int, layout: str, *, out: Any) -> Task:
@@ -66,6 +68,22 @@ def splits_of(blocks: int, runs: int, parts: int, slots: int) -> int:
     return min(range(1, max(1, runs // parts) + 1), key=halves)
 
 
+@cache
+def _gpu(index: int) -> tuple[int, tuple[int, int]]:
+    import torch
+
+    found = torch.cuda.get_device_properties(index)
+    return int(found.multi_processor_count), (int(found.major), int(found.minor))
+
+
+def slots_of(layout: str, x: Any) -> int:
+    """How many blocks of threads the GPU where `x` lies holds at once; an H100 or H200, where it
+    lies on none."""
+    on_gpu = getattr(x, "is_cuda", False)
+    processors, capability = _gpu(x.get_device()) if on_gpu else _HOPPER
+    return processors * _FEWER.get((layout, capability), _BLOCKS[layout][3])
+
+
 def counters(out_features: int) -> int:
     """How many numbers `done` has at least."""
     return ceil(out_features, min(block[0] for block in _BLOCKS.values()))
@@ -81,6 +99,7 @@ def _inputs(x: Any, in_features: int) -> dict[str, int]:
 def _products(
     layout: str,
     runs: int,
+    x: Any,
     fields: dict[str, int],
     out: Any,
     room: Callable[[int], Any],
@@ -88,9 +107,9 @@ def _products(
 ) -> tuple[Task, ...]:
     """The task that multiplies; partial sums lie in `room(numbers)`, float32."""
     rows, batch = fields["rows"], fields["batch"]
-    down, parts, threads, slots = _BLOCKS[layout]
+    down, parts, threads, _ = _BLOCKS[layout]
     blocks = ceil(rows, down)
-    splits = splits_of(blocks, runs, parts, slots)
+    splits = splits_of(blocks, runs, parts, slots_of(layout, x))
     name = "gemv_q4_k" if layout == "q4_k" else f"gemv_{layout}_4"
     values = describe("out", out, ("float16",), (batch, rows))
     grid, fields = (blocks, splits), {**fields, "splits": splits}
@@ -137,7 +156,7 @@ def _of_words(
     fields |= _scales(scales, rows, groups, by_group=True) | _groups(cols, size)
     fields |= _zeros(zeros, kind, 1, rows // 8, 4, plus)
     together = RUN if size % (4 * RUN) else 4 * RUN  # columns that a part takes
-    return _products(layout, ceil(cols, together), fields, out, room, done)
+    return _products(layout, ceil(cols, together), x, fields, out, room, done)
 
 
 def gemv_awq(
@@ -185,4 +204,4 @@ def gemv_q4_k(
     found = describe("blocks", blocks, ("uint8",), (None, pitch))
     fields = {**_inputs(x, in_features), **_place("codes", found)}
     fields |= {"pitch": pitch, "rows": found.shape[0], "cols": in_features}
-    return _products("q4_k", in_features // _Q4_K.weights, fields, out, room, done)
+    return _products("q4_k", in_features // _Q4_K.weights, x, fields, out, room, done)

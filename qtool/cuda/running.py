@@ -27,8 +27,39 @@ def require() -> None:
             "leave --device out to stay on the CPU"
         )
     compiling.core()
+    _check_gpu(torch.cuda.current_device())
 
 
+@cache
+def _check_gpu(index: int) -> None:
+    """UnsupportedError where GPU or driver take nothing of what NVRTC makes."""
+    import torch
+    from cuda.bindings import driver
+
+    major, minor = torch.cuda.get_device_capability(index)
+    gpu = f"{torch.cuda.get_device_name(index)} (compute capability {major}.{minor})"
+    if (major, minor) < _OLDEST:
+        raise UnsupportedError(
+            f"{gpu}: the kernels need 7.5 (Turing) or later; leave --device out to stay on the CPU"
+        )
+    made = compiling.compiler_version()
+    known = compiling.architectures()
+    if known and 10 * major + minor not in known:
+        raise UnsupportedError(
+            f"{gpu}: NVRTC {made} compiles for none such; install a later one: "
+            "pip install --upgrade cuda-bindings nvidia-cuda-nvrtc"
+        )
+    status, version = driver.cuDriverGetVersion()
+    if int(status) == 0 and version // 1000 < int(made.split(".")[0]):
+        older = version // 1000
+        raise UnsupportedError(
+            f"{gpu}: its driver knows CUDA {older}.{version % 1000 // 10}, and NVRTC {made} makes "
+            f"code for later ones; install a newer driver, or an older compiler: "
+            f"pip install 'cuda-bindings=={older}.*' nvidia-cuda-nvrtc-cu{older}"
+        )
+
+
+_OLDEST = (7, 5)  # compute capability: of tensor cores as products want them
 _WITH_EDGES = 12030  # the first version of CUDA whose graphs have them
 _LOADING = Lock()  # compiling takes seconds, and other threads want the same kernel
 

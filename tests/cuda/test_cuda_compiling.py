@@ -100,24 +100,34 @@ def test_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def compile_source(unit: str, source: str, arch: str) -> bytes:
         made.append((unit, arch))
-        return f"{unit} {arch}".encode()
+        return f"\x7fELF {unit} {arch}".encode()
 
     monkeypatch.setenv("QTOOL_CACHE", str(tmp_path))
     monkeypatch.setattr(compiling, "compile_source", compile_source)
     monkeypatch.setattr(compiling, "compiler_version", lambda: "13.0")
     for _ in range(2):
-        assert compiling.cubin("pack_rows_4", "sm_90") == b"pack sm_90"
-        assert compiling.cubin("pack_rows_8", "sm_90") == b"pack sm_90"
-        assert compiling.cubin("pack_rows_4", "sm_80") == b"pack sm_80"
+        assert compiling.cubin("pack_rows_4", "sm_90") == b"\x7fELF pack sm_90"
+        assert compiling.cubin("pack_rows_8", "sm_90") == b"\x7fELF pack sm_90"
+        assert compiling.cubin("pack_rows_4", "sm_80") == b"\x7fELF pack sm_80"
     assert made == [("pack", "sm_90"), ("pack", "sm_80")]
     monkeypatch.setattr(compiling, "compiler_version", lambda: "13.1")
     compiling.cubin("pack_rows_4", "sm_90")
     assert len(made) == 3
     kept = sorted(path.name.split("-", 1)[1] for path in (tmp_path / "cuda").iterdir())
     assert kept == ["sm_80-pack.cubin", "sm_90-pack.cubin", "sm_90-pack.cubin"]
+    mask = os.umask(0o022)
+    os.umask(mask)
+    for damage in (b"", b"not what NVRTC makes", None):
+        path = next((tmp_path / "cuda").glob("*sm_80-pack.cubin"))
+        assert path.stat().st_mode & 0o777 == 0o666 & ~mask  # for others, too, where there are any
+        path.unlink() if damage is None else path.write_bytes(damage)
+        path.mkdir() if damage is None else None  # which cannot be read, nor written over
+        monkeypatch.setattr(compiling, "compiler_version", lambda: "13.0")
+        assert compiling.cubin("pack_rows_4", "sm_80") == b"\x7fELF pack sm_80"
+    assert len(made) == 6 and len([*(tmp_path / "cuda").iterdir()]) == 3
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("QTOOL_CACHE", str(tmp_path / "file"))
-    assert compiling.cubin("gemv_sum", "sm_90") == b"gemv sm_90"
+    assert compiling.cubin("gemv_sum", "sm_90") == b"\x7fELF gemv sm_90"
 
 
 def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,6 +170,51 @@ def test_without_a_gpu() -> None:
     said = CliRunner().invoke(app, ["bench", "--device", "tpu"])
     assert isinstance(said.exception, UsageError)
     assert "tpu: expected cpu or cuda" in str(said.exception)
+
+
+@pytest.mark.parametrize(
+    ("capability", "driver", "nvrtc", "said"),
+    [
+        ((9, 0), 13000, "13.0", None),
+        ((9, 0), 13000, "13.3", None),  # of one major version any driver takes
+        ((7, 5), 12040, "12.9", None),
+        ((7, 0), 13000, "13.0", "7.0.: the kernels need 7.5 .Turing. or later; leave --device out"),
+        ((12, 3), 13000, "13.0", "NVRTC 13.0 compiles for none such; install a later one: pip"),
+        ((9, 0), 12080, "13.0", "knows CUDA 12.8, and NVRTC 13.0 makes .* 'cuda-bindings==12.*'"),
+    ],
+)
+def test_a_gpu_and_a_driver_that_take_no_kernels(
+    capability: tuple[int, int],
+    driver: int,
+    nvrtc: str,
+    said: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Told in a sentence, before anything is begun."""
+    fakes = {
+        "is_available": lambda: True,
+        "current_device": lambda: 0,
+        "get_device_capability": lambda _: capability,
+        "get_device_name": lambda _: "a GPU",
+    }
+    for name, fake in fakes.items():
+        monkeypatch.setattr(f"torch.cuda.{name}", fake)
+    bindings = SimpleNamespace(driver=SimpleNamespace(cuDriverGetVersion=lambda: (0, driver)))
+    monkeypatch.setitem(sys.modules, "cuda", SimpleNamespace(bindings=bindings))
+    monkeypatch.setitem(sys.modules, "cuda.bindings", bindings)
+    monkeypatch.setattr(compiling, "core", lambda: None)
+    monkeypatch.setattr(compiling, "compiler_version", lambda: nvrtc)
+    monkeypatch.setattr(compiling, "architectures", lambda: (75, 80, 90, 120))
+    monkeypatch.setattr(running, "_check_gpu", running._check_gpu.__wrapped__)
+    if said is None:
+        return running.require()
+    with pytest.raises(UnsupportedError, match=said):
+        running.require()
+
+
+@pytest.mark.skipif(not NVRTC, reason="cuda-core is not installed (extra cuda)")
+def test_what_nvrtc_compiles_for() -> None:
+    assert {75, 80, 86, 89, 90, 100, 120} <= {*compiling.architectures()}
 
 
 @pytest.mark.parametrize("refused", [0, 1, 2, 9])

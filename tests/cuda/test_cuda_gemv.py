@@ -1,6 +1,7 @@
 """CUDA kernels that pack and that multiply, on the host: exact words, and sums against float64."""
 
 import dataclasses
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -170,6 +171,26 @@ def test_refusals() -> None:
 def test_blocks_that_share_rows(shape: tuple[int, int], words: int, blocks: int) -> None:
     """As many as are fastest on an H100, or nearly (see `splits_of`)."""
     for layout, columns, wanted in (("columns", 128, words), ("q4_k", 256, blocks)):
-        rows, parts, _, slots = more_tasks._BLOCKS[layout]
-        runs = -(-shape[1] // columns)
+        rows, parts, _, _ = more_tasks._BLOCKS[layout]
+        slots, runs = more_tasks.slots_of(layout, None), -(-shape[1] // columns)
         assert more_tasks.splits_of(-(-shape[0] // rows), runs, parts, slots) == wanted
+
+
+@pytest.mark.parametrize(
+    ("processors", "capability", "words", "blocks"),
+    [(132, (9, 0), 264, 528), (108, (8, 0), 216, 324), (40, (7, 5), 80, 160)],
+)
+def test_as_many_blocks_as_a_gpu_holds(
+    monkeypatch: pytest.MonkeyPatch,
+    processors: int,
+    capability: tuple[int, int],
+    words: int,
+    blocks: int,
+) -> None:
+    found = SimpleNamespace(
+        multi_processor_count=processors, major=capability[0], minor=capability[1]
+    )
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda index: found)
+    monkeypatch.setattr(more_tasks, "_gpu", more_tasks._gpu.__wrapped__)
+    x = SimpleNamespace(is_cuda=True, get_device=lambda: 1)
+    assert [more_tasks.slots_of(name, x) for name in more_tasks._BLOCKS] == [words, words, blocks]

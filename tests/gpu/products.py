@@ -119,7 +119,8 @@ def matrix(kind: str, rows: int, cols: int, batch: int) -> Matrix:
 
 def candidates(kernel: Kernel, rows: int, cols: int) -> Iterator[int]:
     """Numbers of blocks that share rows, but those with few blocks, or with many turns of them."""
-    down, parts, _, slots = kernel.blocks
+    down, parts, _, resident = kernel.blocks
+    slots = torch.cuda.get_device_properties(0).multi_processor_count * resident
     blocks, most = ceil(rows, down), max(1, cols // COLUMNS[kernel.kind] // parts)
     for splits in range(1, most + 1):
         few = blocks * splits < LEAST_BLOCKS and splits < most

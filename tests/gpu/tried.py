@@ -102,8 +102,7 @@ class Kernel:
         """As `_BLOCKS` of more_tasks has it."""
         threads, abreast = self.numbers[:2]
         resident = self.numbers[2 if self.family == "ahead" or len(self.numbers) == 3 else 3]
-        slots = torch.cuda.get_device_properties(0).multi_processor_count * resident
-        return self.rows * abreast, threads // 32 // abreast, threads, slots
+        return self.rows * abreast, threads // 32 // abreast, threads, resident
 
     @property
     def name(self) -> str:
