@@ -3,6 +3,7 @@
 import dataclasses
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from support.cuda.gemv_tasks import (
     awq_tasks,
     gptq_tasks,
     inputs,
+    of_layout,
     parts_of_q4_k,
     product,
     q4_k_tasks,
@@ -78,6 +80,17 @@ def test_q4_k_times_vectors(emulator: Emulator, batch: int, heavy: bool) -> None
         x = inputs(batch, columns, heavy)
         tasks = q4_k_tasks(blocks, columns, x)
         product(emulator, tasks, x, positive - less, positive + less, floor)
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+@pytest.mark.parametrize(("layout", "runs"), [("across", 128), ("columns", 128), ("q4_k", 256)])
+def test_turns_after_turns(emulator: Emulator, layout: str, runs: int, batch: int) -> None:
+    """Of every warp more than are on their way at once: what a ring held is written over."""
+    shape = (40, 20 * runs)
+    exact, make, terms, floor = of_layout(layout, shape)
+    x = inputs(batch, shape[1])
+    with patch.object(more_tasks, "splits_of", lambda *_: 1):
+        product(emulator, make(x), x, exact, terms, floor)
 
 
 @pytest.mark.parametrize("batch", [1, 3, 8])

@@ -27,7 +27,7 @@ from qtool.recipe.recipe import load
 from qtool.reproduce.run import Asked, reproduce
 from qtool.streaming.device import Device
 from qtool.transforms import awq
-from support.cuda.cuda_device import device, emulator
+from support.cuda.cuda_device import device, emulator, keep_divergences
 from support.cuda.cuda_emulation import EmulatedPlace, Emulator, OnGpu
 from support.gguf import gguf_from_hf
 from support.gguf.gguf_runs import QUIET, write
@@ -112,6 +112,7 @@ def test_as_good_as_the_cpu(
             assert gpu_of(out) == (where.name if where else None)
         if found[False] == pytest.approx(found[True], rel=0.02):
             break
+    keep_divergences(recipe, found[True], found[False])
     assert found[False] == pytest.approx(found[True], rel=0.02)
     assert len(notes[True]) == len(notes[False])
 

@@ -15,12 +15,13 @@ from support.cuda.gemv_tasks import (
     awq_tasks,
     gptq_tasks,
     inputs,
+    of_layout,
     product,
     q4_k_tasks,
     results,
     small_integers,
 )
-from support.cuda.tried_kernels import TEXT, TRIED, by, compiled, of_layout, tried
+from support.cuda.tried_kernels import TEXT, TRIED, by, compiled, tried
 from support.kernels import packed_definitions as define
 from support.kernels.random_matrices import random_blocks, random_quant
 

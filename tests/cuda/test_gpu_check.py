@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from qtool.cuda import bench
+from qtool.cuda import bench, compiling
 from support.places import ROOT, TESTS
 
 
@@ -165,12 +165,21 @@ def test_all_of_it(
     """Every check is run, with files of its own for what it says, and told in the table; where no
     time is left, that."""
     logs: list[str] = []
+    itself = check.__file__  # type: ignore[attr-defined]
+    programs = [itself, str(Path(itself).with_name("planted.py"))]
 
-    def run(command: list[str], seconds: float, log: Path, more: object) -> tuple[bool, str]:
-        assert 0 < seconds <= 300 and set(command) & {"pytest", "qtool", check.__file__}  # type: ignore[attr-defined]
+    def run(
+        command: list[str], seconds: float, log: Path, more: object, status: int
+    ) -> tuple[bool, str]:
+        assert 0 < seconds <= 300 and set(command) & {"pytest", "qtool", *programs}
+        assert status == (9 if programs[1] in command else 0)
         logs.append(log.name)
         line = '{"kernel": "gemv x", "gb_per_s": 2, "copy_gb_per_s": 4, "fraction": 0.5}'
-        return "memcheck" not in log.name, line if "times" in log.name else "42 passed"
+        if "recipes" in log.name:
+            Path(more["QTOOL_TEST_DIVERGENCES"]).write_text(  # type: ignore[index]
+                '{"recipe": "w4g128-awq", "cpu": 0.5, "gpu": 0.49}\n'
+            )
+        return not log.name.endswith("memcheck.txt"), line if "times" in log.name else "42 passed"
 
     monkeypatch.setattr(check, "run", run)
     monkeypatch.setattr(check, "KEPT", tmp_path / "kept")
@@ -183,13 +192,15 @@ def test_all_of_it(
     assert ended.value.code == 1
     failed = [line for line in said if "FAILED  " in line]
     if not most:
-        assert not logs and len(failed) == 10
+        assert not logs and len(failed) == 12
         assert all(line.endswith("no time was left") for line in failed)
         return
-    assert len(logs) == len(set(logs)) == 10
-    assert all(re.fullmatch(r"\d-[A-Za-z0-9-]+\.txt", log) for log in logs), logs
+    assert len(logs) == len(set(logs)) == 12
+    assert all(re.fullmatch(r"\d+-[A-Za-z0-9-]+\.txt", log) for log in logs), logs
     assert len(failed) == 1 and "memcheck" in failed[0]
     (line,) = (line for line in said if line.startswith("gemv x"))
+    near = ["w4g128-awq", "-2.00%", "of", "the", "CPU's", "KL", "divergence"]
+    assert sum(line.split() == near for line in said) == 1
     assert line.endswith("BELOW 70%") and said[-1] == "1 of 1 figures miss a bar"
     assert (tmp_path / "kept" / "times.json").read_text().count("gemv x") == 1
 
@@ -215,7 +226,7 @@ def test_figures_beside_their_bars(check: object) -> None:
     assert said(encoder, 0.1, seconds_per_1e9_weights=2.0).endswith("MORE THAN 2.0 s")
 
 
-@pytest.mark.parametrize("name", ["RUNS", "FEW", "RECIPES"])
+@pytest.mark.parametrize("name", ["RUNS", "RACES", "FEW", "RECIPES"])
 def test_the_tests_it_names_are_there(name: str, check: object) -> None:
     given = getattr(check, name)
     files = [ROOT / one for one in given if one.endswith(".py")]
@@ -230,4 +241,30 @@ def test_the_tests_it_names_are_there(name: str, check: object) -> None:
     for file, text in zip(files, texts, strict=True):
         tests = re.findall(r"^def (test_\w+)", text, re.MULTILINE)
         chosen = [test for test in tests for term in terms if term.split("[")[0].lower() in test]
-        assert chosen or (name == "FEW" and "encode" in file.name), file.name
+        assert chosen or (name in ("FEW", "RACES") and "encode" in file.name), file.name
+
+
+@pytest.mark.parametrize("tool", ["memcheck", "racecheck"])
+def test_what_is_planted(tool: str, check: object) -> None:
+    """Compiles, and is a kernel of those that a tool looks at."""
+    import planted
+
+    given, _, _ = check.TOOLS[tool]  # type: ignore[attr-defined]
+    names = given[given.index("--kernel-name") + 1].removeprefix("regex=")
+    assert re.match(names, planted.NAME)
+    pytest.importorskip("cuda.bindings.nvrtc", reason="needs NVRTC: make cuda-ptx")
+    code = compiling.compile_source("planted", planted.source(tool), "sm_90")
+    assert planted.NAME.encode() in code
+
+
+def test_races_are_looked_for_where_memory_is_shared(check: object) -> None:
+    """The kernels whose threads share any are those that the tool is told of."""
+    given, _, _ = check.TOOLS["racecheck"]  # type: ignore[attr-defined]
+    told = given[given.index("--kernel-name") + 1].removeprefix("regex=")
+    headers = {path.name: path.read_text() for path in compiling.folders()[0].glob("*.h")}
+    sharing = {name for name, text in headers.items() if "  Shared<" in text}
+    assert sharing == {"encode.h", "gemv.h", "pack.h", "turned.h"}
+    for kernel in ("measure_squares", "gemv_q4_k", "gemv_sum", "pack_rows_4"):
+        assert re.match(told, kernel), kernel
+    for kernel in ("dequantize_across_4_f16", "dequantize_columns_3_bf16"):  # of turned.h
+        assert re.match(told, kernel), kernel

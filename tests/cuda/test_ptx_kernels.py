@@ -16,8 +16,8 @@ from qtool.gguf_types import BY_NAME
 from qtool.native.sums import squares
 from support.cuda.cuda_emulation import emulator, placed, room
 from support.cuda.encoded_blocks import encoded
-from support.cuda.gemv_tasks import awq_tasks, inputs
-from support.cuda.tried_kernels import by, compiled, of_layout
+from support.cuda.gemv_tasks import awq_tasks, inputs, of_layout
+from support.cuda.tried_kernels import by, compiled
 from support.kernels import packed_definitions as define
 from support.kernels import packed_words
 from support.kernels.random_matrices import random_blocks, random_quant

@@ -18,6 +18,7 @@ import gc
 import json
 import multiprocessing
 import os
+import platform
 import re
 import shutil
 import signal
@@ -38,32 +39,37 @@ ROOT = Path(__file__).parent.parent.parent
 TESTS = ["dequantize", "gemv", "programmatic", "encode", "gguf", "quantize", "round", "run"]
 TESTS += ["streaming", "swept", "big"]
 TESTS = [f"tests/cuda/test_cuda_{name}.py" for name in TESTS]
-WORKERS = str(min(8, os.cpu_count() or 1))
+WORKERS = str(min(12, os.cpu_count() or 1))
 RUNS = ["tests/cuda/test_cuda_eval.py", "tests/quality/test_generate.py", "-k"]
 RUNS.append(
     "test_the_same or test_on_a_device or test_packed_words or test_experts or test_a_dense"
 )
-# For compute-sanitizer, under which a launch takes many times as long: kernels that share memory,
-# and some of the others; one vector and eight.
-FEW = [
-    "tests/cuda/test_cuda_dequantize.py",
-    "tests/cuda/test_cuda_gemv.py",
-    "tests/cuda/test_cuda_encode.py",
-]
-FEW += ["tests/cuda/test_cuda_quantize.py", "tests/cuda/test_cuda_round.py", "-k"]
+# For compute-sanitizer, under which a launch takes many times as long. Kernels that share memory:
+# one vector and eight, and rings that are filled again.
+SHARING = "test_awq[ or vectors[1- or vectors[8- or test_gptq[ or test_pack[ or test_sums_are or "
+SHARING += "test_turns_after_turns"
+RACES = ["dequantize", "gemv", "encode"]
+RACES = [*(f"tests/cuda/test_cuda_{name}.py" for name in RACES), "-k", SHARING]
+# And some of the others.
+FEW = [*RACES[:3], "tests/cuda/test_cuda_quantize.py", "tests/cuda/test_cuda_round.py", "-k"]
 FEW.append(
-    "test_awq[ or vectors[1- or vectors[8- or test_gptq[ or test_four_bit_floats or test_pack[ or "
-    "test_sums_are or Q4_K] or Q6_K] or IQ3_S] or test_groups[4 or test_any_levels[shuffled or "
-    "what_they_stand_for or grids_of_gptq"
+    f"{SHARING} or test_four_bit_floats or Q4_K] or Q6_K] or IQ3_S] or test_groups[4 or "
+    "test_any_levels[shuffled or what_they_stand_for or grids_of_gptq"
 )
 # What the tests start themselves is no part of it. A process may take its time before it uses CUDA.
 # Calls that fail are asked for by cuda-core and PyTorch, which try what a driver has; arrays have
 # memory of their own, with nothing around them, so that what is read past their ends is found.
 SANITIZER = ["--target-processes", "application-only", "--launch-timeout", "0"]
-SANITIZER += ["--error-exitcode", "9"]
+FOUND = 9  # the exit status
+SANITIZER += ["--error-exitcode", str(FOUND)]
 # Our kernels alone: those of torch's libraries are not ours to mend, and take most of the time.
-SANITIZER += ["--kernel-name", "regex=^(dequantize|encode|gemv|measure|pack|quantize|round)_"]
-TOOLS = {"memcheck": ["--report-api-errors", "no"], "racecheck": []}
+OURS = "regex=^(dequantize|encode|gemv|measure|pack|quantize|round)_"
+SHARED = "regex=^(dequantize_(across|columns)|gemv|measure|pack)_"
+# Of each tool what it is given, its tests, and for how many seconds.
+TOOLS = {
+    "racecheck": (["--kernel-name", SHARED], RACES, 90),
+    "memcheck": (["--report-api-errors", "no", "--kernel-name", OURS], FEW, 90),
+}
 ALONE = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "QTOOL_TEST_FENCE": "0"}
 # As many threads as processors in each of the processes would stand in each other's way.
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
@@ -93,9 +99,14 @@ MOST_SECONDS = 2.0  # for an encoder and 10^9 weights
 
 
 def run(
-    command: list[str], seconds: float, log: Path, more: Mapping[str, str] | None = None
+    command: list[str],
+    seconds: float,
+    log: Path,
+    more: Mapping[str, str] | None = None,
+    status: int = 0,
 ) -> tuple[bool, str]:
-    """Whether it went well, and what it said, also where it was ended; more: of its environment."""
+    """Whether it went well, which `status` says, and what it said, also where it was ended; more:
+    of its environment."""
     environment = {**os.environ, "QTOOL_TEST_DEVICE": "cuda", **(more or {})}
     good, ended = False, ""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of jobs in the background: theirs, too
@@ -105,10 +116,11 @@ def run(
             command, cwd=ROOT, env=environment, stdout=out, stderr=out, process_group=0
         )
         try:
-            good = process.wait(seconds) == 0
+            good = process.wait(seconds) == status
         except subprocess.TimeoutExpired:
             ended = f"\ntook more than {seconds:.0f} s"
-            process.send_signal(signal.SIGINT)  # pytest then tells what has failed so far
+            with suppress(ProcessLookupError):  # pytest, whoever started it, tells what has failed
+                os.killpg(process.pid, signal.SIGINT)
             with suppress(subprocess.TimeoutExpired):
                 process.wait(30)
         finally:
@@ -199,7 +211,7 @@ def surroundings() -> str:
     for name in ("torch", "cuda-core", "cuda-bindings"):
         with suppress(PackageNotFoundError):
             said += f"\n{name} {version(name)}"
-    return f"{time.strftime('%Y-%m-%d %H:%M UTC', time.gmtime())}  {said}"
+    return f"{time.strftime('%Y-%m-%d %H:%M UTC', time.gmtime())}  {said}  {platform.release()}"
 
 
 def main() -> None:
@@ -214,7 +226,11 @@ def main() -> None:
     emulator = Path(os.environ.setdefault("QTOOL_TEST_EMULATOR", str(ROOT / "build" / "emulator")))
 
     def check(
-        name: str, command: list[str], seconds: float, more: Mapping[str, str] | None = None
+        name: str,
+        command: list[str],
+        seconds: float,
+        more: Mapping[str, str] | None = None,
+        status: int = 0,
     ) -> str:
         before = time.monotonic()
         left = MOST - (before - began)
@@ -222,7 +238,7 @@ def main() -> None:
             rows.append((name, False, "no time was left"))
             return ""
         log = KEPT / (re.sub("[^0-9A-Za-z]+", "-", f"{len(rows)} {name}") + ".txt")
-        good, said = run(command, min(seconds, left), log, more)
+        good, said = run(command, min(seconds, left), log, more, status)
         if not good:
             print(f"-- {name}\n{said[-6000:]}\n", flush=True)
         last = said.strip().splitlines()[-1] if said.strip() else ""
@@ -232,8 +248,23 @@ def main() -> None:
 
     for folder in (KEPT, emulator):
         folder.mkdir(parents=True, exist_ok=True)
+    ratios = KEPT / "divergences.jsonl"
+    ratios.unlink(missing_ok=True)
     check("every kernel compiles", [*itself, "--compile"], 120)
     check("the same bits as the CPU", [*pytest, *many, *TESTS], 150, ONE_THREAD)
+    beside = "/usr/local/cuda/bin"  # where it is, if PATH does not say
+    sanitizer = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path=beside)
+    planted = [sys.executable, str(Path(__file__).with_name("planted.py"))]
+    for tool, (more, tests, seconds) in TOOLS.items():
+        name = f"compute-sanitizer {tool}"
+        if sanitizer is None:
+            rows.append((name, None, "not found"))
+            continue
+        line = [sanitizer, "--tool", tool, *SANITIZER, *more]
+        check(f"{name}: what is planted", [*line, *planted, tool], 60, ALONE | ONE_THREAD, FOUND)
+        check(name, [*line, *pytest, *tests], seconds, ALONE | ONE_THREAD)
+    kept = {**ONE_THREAD, "QTOOL_TEST_DIVERGENCES": str(ratios)}
+    check("recipes' bytes, or as good", [*pytest, *many, *RECIPES], 240, kept)
     results = results_of(check("times", [*itself, "--time"], 150))
     if results:
         rows[-1] = (*rows[-1][:2], f"{rows[-1][2].split('  ')[0]}  {len(results)} kernels")
@@ -246,19 +277,13 @@ def main() -> None:
         check("quantize --device cuda, GGUF", swept, 60)
         command = [sys.executable, "-m", "qtool", "generate", f"{out}/out", "--device", "cuda"]
         check("generate --device cuda", command, 60)
-    beside = "/usr/local/cuda/bin"  # where it is, if PATH does not say
-    sanitizer = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path=beside)
-    for tool, more in TOOLS.items():
-        name = f"compute-sanitizer {tool}"
-        if sanitizer is None:
-            rows.append((name, None, "not found"))
-            continue
-        line = [sanitizer, "--tool", tool, *SANITIZER, *more]
-        check(name, [*line, *pytest, *FEW], 120, ALONE | ONE_THREAD)
-    check("recipes' bytes, or as good", [*pytest, *many, *RECIPES], 300, ONE_THREAD)
     print()
     for result in results:
         print(line_of(result))
+    for text in ratios.read_text(encoding="utf-8").splitlines() if ratios.is_file() else ():
+        one = json.loads(text)
+        said = f"{one['gpu'] / one['cpu'] - 1:+.2%} of the CPU's KL divergence"
+        print(f"{one['recipe']:50} {said}")
     print(f"\n{around}")
     print(f"{'check':44} {'':8} {time.monotonic() - began:.0f} s in all")
     for name, good, note in rows:

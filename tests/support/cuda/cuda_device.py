@@ -1,6 +1,7 @@
 """A device whose place is the CPU and whose kernels run in the emulated grid; or the GPU itself,
 where QTOOL_TEST_DEVICE=cuda."""
 
+import json
 import os
 from itertools import count
 
@@ -36,6 +37,15 @@ def emulated(emulator: Emulator) -> Device:
             assert fault is None, fault
 
     return Device(torch.device("cpu"), launch, "emulated grid", 1 << 30)
+
+
+def keep_divergences(recipe: str, here: float, there: float) -> None:
+    """Where QTOOL_TEST_DIVERGENCES names a file, for who wants to know how near a bar is: sums of
+    KL divergences of what the CPU made, and the GPU."""
+    if name := os.environ.get("QTOOL_TEST_DIVERGENCES"):
+        line = json.dumps({"recipe": recipe, "cpu": here, "gpu": there})
+        with open(name, "a", encoding="utf-8") as file:
+            file.write(f"{line}\n")
 
 
 @pytest.fixture(scope="session")

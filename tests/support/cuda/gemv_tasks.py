@@ -6,14 +6,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qtool import native_gguf
 from qtool.cuda import more_tasks
 from qtool.formats import awq, gptq
 from qtool.formats.facts import Options
+from qtool.gguf_types import BY_NAME
 from qtool.scheme import GroupQuant
 from support.cuda.cuda_emulation import Emulator, placed, room
 from support.kernels import packed_definitions as define
+from support.kernels.random_matrices import random_quant
 
 Tasks = Callable[[Any, Any, Any], Any]
+Of = tuple[Any, Callable[[Any], Tasks], Any, float]
 
 
 def results(emulator: Emulator, tasks: Tasks, x: NDArray[np.float16], rows: int) -> list[Any]:
@@ -131,3 +135,22 @@ def parts_of_q4_k(blocks: Any) -> tuple[NDArray[np.float64], NDArray[np.float64]
     less = np.broadcast_to((least[:, None] * minimum)[..., None], product.shape)
     floor = 256 * float(d.max() + least.max())
     return product.reshape(len(blocks), -1), less.reshape(len(blocks), -1), floor
+
+
+def of_layout(layout: str, shape: tuple[int, int]) -> Of:
+    """Of a matrix: its exact numbers, the tasks of an input, and the sizes of its terms."""
+    if layout == "q4_k":
+        weight = np.random.default_rng(1).standard_normal(shape, np.float32)
+        blocks = placed(native_gguf.encode(weight, BY_NAME["Q4_K"]))
+        positive, less, floor = parts_of_q4_k(blocks)
+        return (
+            positive - less,
+            lambda x: q4_k_tasks(blocks, shape[1], x),
+            positive + less,
+            floor,
+        )
+    quant = random_quant(4, shape, 128)
+    exact = quant.dequantize().astype(np.float64)
+    if layout == "across":
+        return exact, lambda x: awq_tasks(quant, x), np.abs(exact), 0.0
+    return exact, lambda x: gptq_tasks(quant, x, 2), np.abs(exact), 0.0

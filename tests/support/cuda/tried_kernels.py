@@ -4,27 +4,18 @@ import dataclasses
 import importlib.util
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
-import numpy as np
 import pytest
 
-from qtool import native_gguf
 from qtool.cuda import compiling, more_tasks
 from qtool.cuda.tasks import Task
-from qtool.gguf_types import BY_NAME
-from support.cuda.cuda_emulation import placed
 from support.cuda.gemv_tasks import (
     Tasks,
-    awq_tasks,
-    gptq_tasks,
-    parts_of_q4_k,
-    q4_k_tasks,
 )
-from support.kernels.random_matrices import random_quant
 from support.places import TESTS
 
 _SPEC = importlib.util.spec_from_file_location("tried", TESTS / "gpu" / "tried.py")
@@ -80,25 +71,3 @@ def by(name: str, make: Tasks, splits: int) -> Tasks:
         return dataclasses.replace(first, kernel=name), *more
 
     return tasks
-
-
-Of = tuple[Any, Callable[[Any], Tasks], Any, float]
-
-
-def of_layout(layout: str, shape: tuple[int, int]) -> Of:
-    """Of a matrix: its exact numbers, the tasks of an input, and the sizes of its terms."""
-    if layout == "q4_k":
-        weight = np.random.default_rng(1).standard_normal(shape, np.float32)
-        blocks = placed(native_gguf.encode(weight, BY_NAME["Q4_K"]))
-        positive, less, floor = parts_of_q4_k(blocks)
-        return (
-            positive - less,
-            lambda x: q4_k_tasks(blocks, shape[1], x),
-            positive + less,
-            floor,
-        )
-    quant = random_quant(4, shape, 128)
-    exact = quant.dequantize().astype(np.float64)
-    if layout == "across":
-        return exact, lambda x: awq_tasks(quant, x), np.abs(exact), 0.0
-    return exact, lambda x: gptq_tasks(quant, x, 2), np.abs(exact), 0.0
