@@ -2,22 +2,26 @@
 every number of blocks that share rows: what kernels/cuda/gemv.h and `splits_of`
 (qtool/cuda/more_tasks.py) are chosen by. On a GPU machine:
 
-    PYTHONPATH=. python3 tests/gpu/products.py [awq|gptq|q4_k ...]
+    PYTHONPATH=. python3 tests/gpu/products.py [awq|gptq|q4_k ... | KIND:FAMILY]
 
 Of each shape of Llama 8B and 70B the fastest of each kernel is printed for one vector: its share of
 a copy's bandwidth, launched programmatically in a graph, over copies of the matrix that no cache
 holds, and how many blocks share rows; and of qtool's own and the two fastest the same for eight.
-Microseconds of all are kept in out/gpu-products-KIND.jsonl. The first kernel of each layout is
-qtool's own, and the results of all others, for each of the matrices, are compared with its. What
-fails is said and kept, and leaves the rest alone; but an error of CUDA stays one of its process, so
-that each kind had better have its own. Two minutes for all three.
+Microseconds of all are kept in out/gpu-products-KIND-FAMILY.jsonl. The first kernel of each layout
+is qtool's own, and the results of all others are compared with its: first of a small matrix, which
+a kernel has to be right of to be timed, and then of each of the matrices. What fails is said and
+kept, and leaves the rest alone. An error of CUDA stays one of its process, and a kernel may wait
+for ever: so every family of kernels of a kind has a process of its own, which ends after two
+minutes, and those that nothing like them has run on a GPU come last.
 """
 
 import json
 import math
 import statistics
+import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -37,6 +41,10 @@ SHAPES, Q4_K = [*LLAMA, *TOGETHER, (4096, 256)], BY_NAME["Q4_K"]  # the last is 
 IN_TURN, MOST_COPIES = 320 << 20, 160  # bytes of all copies of a matrix
 LAUNCHES, BYTES = 160, 3 << 30  # that are timed together: so many, or so many of the matrix
 LEAST_BLOCKS, MOST_WAVES = 60, 2
+FAMILIES = ["", "ahead", "early", "ring", "bulk"]
+MOST_SECONDS = 120.0  # of a family of kernels
+COPIED = 1 << 30  # bytes
+SMALL = (256, 2816)  # several turns of every warp
 
 
 def seconds(tasks: list[Task], nbytes: int, runs: int = 9) -> float:
@@ -117,11 +125,16 @@ def matrix(kind: str, rows: int, cols: int, batch: int) -> Matrix:
     return Matrix(kind, cols, stored, x, out, done)
 
 
-def candidates(kernel: Kernel, rows: int, cols: int) -> Iterator[int]:
-    """Numbers of blocks that share rows, but those with few blocks, or with many turns of them."""
+def candidates(kernel: Kernel, rows: int, cols: int, *, own: bool) -> Iterator[int]:
+    """Numbers of blocks that share rows, but those with few blocks, or with many turns of them; of
+    `own`, which others are compared with, what qtool takes."""
     down, parts, _, resident = kernel.blocks
     slots = torch.cuda.get_device_properties(0).multi_processor_count * resident
-    blocks, most = ceil(rows, down), max(1, cols // COLUMNS[kernel.kind] // parts)
+    blocks, runs = ceil(rows, down), cols // COLUMNS[kernel.kind]
+    if own:
+        yield more_tasks.splits_of(blocks, runs, parts, slots)
+        return
+    most = max(1, runs // parts)
     for splits in range(1, most + 1):
         few = blocks * splits < LEAST_BLOCKS and splits < most
         if splits == 1 or not (few or blocks * splits > MOST_WAVES * slots):
@@ -137,22 +150,62 @@ class Timed:
     failed: str  # why it does not count
 
 
+@contextmanager
+def in_use(kernel: Kernel, loaded: dict[Kernel, Any], splits: int) -> Iterator[None]:
+    """In the place of qtool's own."""
+    with (
+        patch.dict(more_tasks._BLOCKS, {NAMES[kernel.kind]: kernel.blocks}),
+        patch.object(more_tasks, "splits_of", lambda *_: splits),
+        patch.object(running, "_kernel", lambda *_: loaded[kernel]),
+    ):
+        yield
+
+
+def off(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    """How far results are from qtool's own, the vector that is furthest."""
+    return float(((found - wanted).norm(dim=-1) / wanted.norm(dim=-1)).max())
+
+
+def alike(kernels: list[Kernel], loaded: dict[Kernel, Any]) -> Iterator[Kernel]:
+    """Those that give what qtool's own gives, of a small matrix; what the others do is told."""
+    first, *_ = kernels
+    small = matrix(first.kind, *SMALL, 8)
+    wanted = None
+    for kernel in kernels:
+        small.out.fill_(math.nan)
+        try:
+            with in_use(kernel, loaded, 1):
+                running.launch(replace(small.task([]), shared=kernel.shared))
+            torch.cuda.synchronize()
+            found, failed = small.out.double(), ""
+            wanted = found.clone() if wanted is None else wanted
+            if not (far := off(found, wanted)) < 1e-3:
+                failed = f"{far:.2g} from {first}"
+        except RuntimeError as error:
+            failed = str(error)
+        if not failed:
+            yield kernel
+        else:
+            print(f"{kernel}, {'x'.join(map(str, SMALL))}: {failed}", flush=True)
+
+
 def tried(
-    kernels: list[Kernel], loaded: dict[Kernel, Any], batch: int, shape: tuple[int, int]
+    kernels: list[Kernel],
+    loaded: dict[Kernel, Any],
+    batch: int,
+    shape: tuple[int, int],
+    *,
+    own: bool,
 ) -> Iterator[Timed]:
-    """Every number of splits of every kernel."""
+    """Every number of splits of every kernel; own: but of the first, see `candidates`."""
     all_ = [matrix(kernels[0].kind, *shape, batch)]
     more = min(MOST_COPIES, max(3, IN_TURN // all_[0].nbytes))
     all_ += [matrix(kernels[0].kind, *shape, batch) for _ in range(more)]
     first = None
     for kernel in kernels:
-        for splits in candidates(kernel, *shape):
+        for splits in [*candidates(kernel, *shape, own=own and kernel is kernels[0])]:
             room: list[torch.Tensor] = []
-            with (
-                patch.dict(more_tasks._BLOCKS, {NAMES[kernel.kind]: kernel.blocks}),
-                patch.object(more_tasks, "splits_of", lambda *_, n=splits: n),
-                patch.object(running, "_kernel", lambda *_, own=loaded[kernel]: own),
-            ):
+            with in_use(kernel, loaded, splits):
                 for one in all_:
                     one.out.fill_(math.nan)  # what a kernel leaves out shows
                 tasks = [replace(one.task(room), shared=kernel.shared) for one in all_]
@@ -162,9 +215,8 @@ def tried(
                     took, failed = math.inf, str(error)
             found = torch.stack([one.out for one in all_]).double()
             first = found if first is None else first
-            off = float(((found - first).norm(dim=-1) / first.norm(dim=-1)).max())
-            if not failed and not off < 1e-3:
-                failed = f"{off:.2g} from {kernels[0]}"
+            if not failed and not (far := off(found, first)) < 1e-3:
+                failed = f"{far:.2g} from {kernels[0]}"
             yield Timed(kernel, splits, took, all_[0].nbytes, failed)
 
 
@@ -175,10 +227,12 @@ def measured(
     batch: int,
     shape: tuple[int, int],
     copy: float,
+    *,
+    own: bool,
 ) -> dict[Kernel, float]:
     """Prints and keeps what was timed; the best share of each kernel."""
     best: dict[Kernel, tuple[float, int]] = {}
-    for one in tried(kernels, loaded, batch, shape):
+    for one in tried(kernels, loaded, batch, shape, own=own):
         share = 0.0 if one.failed else one.nbytes / one.seconds / copy
         found = {"kernel": str(one.kernel), "rows": shape[0], "cols": shape[1], "batch": batch}
         found |= {"splits": one.splits, "us": round(one.seconds * 1e6, 3), "share": round(share, 4)}
@@ -191,25 +245,49 @@ def measured(
     return {kernel: share for kernel, (share, _) in best.items()}
 
 
-def main() -> None:
-    kinds = sys.argv[1:] or list(NAMES)
-    if not {*kinds} <= {*NAMES}:
-        sys.exit(f"{' '.join(kinds)}: expected some of {', '.join(NAMES)}")
+def families_of(kinds: list[str]) -> list[tuple[str, str]]:
+    """Kinds of weights and families of kernels, in the order in which they are timed."""
+    found = {(kernel.kind, kernel.family): None for kind in kinds for kernel in kernels_of(kind)}
+    return sorted(found, key=lambda one: (FAMILIES.index(one[1]), [*NAMES].index(one[0])))
+
+
+def family(kind: str, name: str) -> None:
+    """All of one, beside qtool's own."""
     running.require()
-    source = torch.randint(0, 256, (1 << 30,), dtype=torch.uint8, device="cuda")
+    source = torch.randint(0, 256, (COPIED,), dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
     copy = 2 * source.nbytes / bench._seconds_of_copy(partial(target.copy_, source), 10)
     print(f"{torch.cuda.get_device_name()}, a copy: {copy / 1e9:.0f} GB/s", flush=True)
     del source, target
+    own, *others = kernels_of(kind)
+    loaded = compiled([own, *(kernel for kernel in others if kernel.family == name)])
+    own, *others = alike([*loaded], loaded)
     OUT.mkdir(exist_ok=True)
-    for kind in kinds:
-        loaded = compiled(kernels_of(kind))
-        own, *others = loaded
-        with (OUT / f"gpu-products-{kind}.jsonl").open("w", encoding="utf-8", buffering=1) as file:
-            for shape in SHAPES:
-                shares = measured(file, [own, *others], loaded, 1, shape, copy)
-                fastest = sorted(others, key=lambda kernel: -shares[kernel])[:2]
-                measured(file, [own, *fastest], loaded, 8, shape, copy)
+    kept = OUT / f"gpu-products-{kind}-{name or 'usual'}.jsonl"
+    with kept.open("w", encoding="utf-8", buffering=1) as file:
+        for shape in SHAPES:
+            shares = measured(file, [own, *others], loaded, 1, shape, copy, own=name != own.family)
+            fastest = sorted(others, key=lambda kernel: -shares[kernel])[:2]
+            measured(file, [own, *fastest], loaded, 8, shape, copy, own=name != own.family)
+
+
+def main() -> None:
+    given = sys.argv[1:] or list(NAMES)
+    kind, both, name = given[0].partition(":")
+    if both and len(given) == 1 and (kind, name) in families_of([*NAMES]):
+        return family(kind, name)
+    if not {*given} <= {*NAMES}:
+        sys.exit(f"{' '.join(given)}: expected some of {', '.join(NAMES)}")
+    failed = []
+    for kind, name in families_of(given):
+        command = [sys.executable, __file__, f"{kind}:{name}"]
+        try:
+            subprocess.run(command, timeout=MOST_SECONDS, check=True)
+        except subprocess.SubprocessError as error:  # another one may still do
+            failed.append(f"{kind}:{name}")
+            print(error, flush=True)
+    if failed:
+        sys.exit(f"failed: {' '.join(failed)}")
 
 
 if __name__ == "__main__":
