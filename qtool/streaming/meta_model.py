@@ -71,6 +71,30 @@ def _short(error: Exception) -> str:
 
 
 @without_the_hub()
+def refused_config(checkpoint: Weights) -> str | None:
+    """Why transformers does not read config.json, of a type that it knows; None where it does.
+
+    Raises SourceError where reading it would take for ever.
+    """
+    from transformers import AutoConfig
+    from transformers.utils import logging
+
+    where = checkpoint.folder
+    _check_counts(checkpoint.config, where / "config.json", len(checkpoint.tensors))
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    try:
+        AutoConfig.from_pretrained(where, trust_remote_code=False)
+    except OSError:
+        return None
+    except REFUSALS as error:
+        return f"{type(error).__name__}: {_short(error)}"
+    finally:
+        logging.set_verbosity(verbosity)
+    return None
+
+
+@without_the_hub()
 def meta_model(checkpoint: Weights) -> Any:
     """The model class of config.json, built by transformers without memory for its weights."""
     import transformers
