@@ -29,6 +29,7 @@ from qtool.verification import (
     dense,
     digests,
     fused,
+    generation,
     heads,
     inputs,
     misfit,
@@ -94,6 +95,7 @@ STRUCTURAL: tuple[tuple[str, Check], ...] = (
     ("kv-scales", attention.check_kv_scales),
     ("input-scales", inputs.check_inputs),
     ("tokenizer", tokens.check_tokenizer),
+    (generation.CHECK, generation.check_generation),
 )
 # Checks of measured matrices.
 NUMERIC: tuple[tuple[str, NumericCheck], ...] = (

@@ -6,7 +6,8 @@ they were read in, are in the modules imported here.
 
     vllm, sglang     split (tensor parallelism), kernels, skips, dense,
                      turns (rotations that are left to the engine), head,
-                     reading (that config.json is read at all), and here
+                     reading (that config.json is read at all),
+                     drawing (of generation_config.json), and here
                      what both ask: parts of fused layers stored alike, scales of the KV cache
     transformers     local: which package loads what, and what that package takes;
                      modules: its own class, where `verify` or `plan` is asked for it
@@ -27,6 +28,7 @@ from qtool.gguf_types import BlockType
 from qtool.verification import classes
 from qtool.verification.config import said_inside
 from qtool.verification.engines.dense import dense_findings
+from qtool.verification.engines.drawing import drawing_findings
 from qtool.verification.engines.head import head_findings
 from qtool.verification.engines.kernels import kernel_findings
 from qtool.verification.engines.local import (
@@ -91,6 +93,8 @@ def engine_findings(
         config = artifact.checkpoint.config
         found += classes.refused_by_servers(config, engine, ENGINES[engine])
         found += reading_findings(artifact.checkpoint, engine, ENGINES[engine], wrong)
+    if engine in ("vllm", "sglang", "transformers"):
+        found += drawing_findings(artifact.checkpoint, engine, ENGINES[engine], wrong)
     if engine == "transformers":
         beside = view.quantization and view.format != "mlx"
         if beside and not said_inside(artifact.checkpoint.config):
