@@ -37,6 +37,8 @@ NAMED_SWITCHES = ("use_bidirectional_attention",)
 _MAYBE_SWITCHES = re.compile(r"(?:norm|scale)_\w+|\w+_norm")
 _SHARES = re.compile(r"(?:.*_)?(?:dropout|pdrop|dropout_prob|dropout_rate)")
 _ROTATED = ("partial_rotary_factor", "rotary_pct")
+_OF_YARN = ("beta_fast", "beta_slow", "attention_factor")
+_SAME_ROPES = (("su", "longrope"), ("mrope", "default"))  # type, rope_type
 _EPSILON = re.compile(r"(?:rms_norm|layer_norm|norm)_(?:eps|epsilon)")
 _LARGE_EPSILON = 0.1  # published ones are from 1e-12 to 1e-3
 
@@ -92,6 +94,8 @@ def check_bounds(text: Mapping[str, Any], known: bool) -> Iterator[Finding]:
         elif _EPSILON.fullmatch(key) and value >= _LARGE_EPSILON and type(value) is float:
             yield wrong(key, value, "a small fraction, beside which numbers are not lost", sure)
     yield from _window(text, sure)
+    if known and text.get("is_encoder_decoder") is True:
+        yield wrong("is_encoder_decoder", True, "false of a decoder, which engines run as such")
 
 
 def _window(text: Mapping[str, Any], sure: Severity) -> Iterator[Finding]:
@@ -113,10 +117,14 @@ def check_rope_bounds(where: str, part: Mapping[str, Any], known: bool) -> Itera
     for key in _ROTATED[:1]:
         if is_number(part.get(key)) and not 0 <= part[key] <= 1:
             yield wrong(f"{where}.{key}", part[key], "a share of each head from 0 to 1", sure)
-    if kind == "yarn":
-        for key in ("beta_fast", "beta_slow", "attention_factor"):
-            if is_number(part.get(key)) and not part[key] > 0:
-                yield wrong(f"{where}.{key}", part[key], "a positive number", sure)
+    for key in _OF_YARN if kind == "yarn" else ():
+        value = part.get(key)
+        if value is not None and not (is_number(value) and value > 0):
+            yield wrong(f"{where}.{key}", value, "a positive number", sure)
+    named = part.get("type")
+    if named not in (None, kind) and (named, kind) not in _SAME_ROPES:
+        expected = f"no other type than its rope_type {kind!r}, as vLLM refuses two"
+        yield wrong(f"{where}.type", named, expected, sure)
     key = "original_max_position_embeddings"
     if kind in ("yarn", "llama3", "longrope") and part.get(key) is not None:
         value = part[key]

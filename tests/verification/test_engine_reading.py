@@ -27,9 +27,10 @@ def refused(folder: Path, engine: str) -> list[Finding]:
         (OWN_CODE, "has a class for: put back the model's own, or use versions that know it"),
         ({"model_type": None}, "will refuse a config.json without a model_type"),
         ({"layer_types": ["full_attention"]}, "through transformers, which refuses it (Strict"),
-        ({"eos_token_id": [0, "a"]}, "through transformers, which refuses it (Strict"),
+        ({"initializer_range": 2.0}, "through transformers, which refuses it (Strict"),
         (OWN_CODE | {"auto_map": {"AutoConfig": "own_config.Own"}},
          "its class is in own_config.py (auto_map), which is not there"),
+        ({"auto_map": {"AutoConfig": 3}}, "its auto_map says AutoConfig 3, and no name of a class"),
         (OWN_CODE | {"auto_map": {"AutoTokenizer": "own.Own"}}, "will refuse model_type 'own'"),
     ],
 )  # fmt: skip

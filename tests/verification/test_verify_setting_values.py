@@ -80,6 +80,10 @@ def test_what_transformers_takes_for_no_switch(
         ({"rms_norm_eps": 1e9}, "rms_norm_eps 1000000000.0; expected a small fraction"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "beta_fast": -1}},
          "rope_scaling.beta_fast -1; expected a positive number"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "attention_factor": "x"}},
+         "rope_scaling.attention_factor 'x'; expected a positive number"),
+        ({"rope_scaling": {"type": "linear", "rope_type": "yarn", "factor": 2.0}},
+         "rope_scaling.type 'linear'; expected no other type than its rope_type 'yarn'"),
         ({"rope_scaling": LLAMA3 | {"original_max_position_embeddings": 0}},
          "rope_scaling.original_max_position_embeddings 0; expected a whole number"),
     ],
@@ -91,6 +95,12 @@ def test_numbers_beyond_what_they_can_be(
     assert (one.severity, one.check) == ("error", CHECK) and phrase in one.message
     (one,) = [f for f in serious(changed(tmp_path / "y", changes | OTHER)) if f.check == CHECK]
     assert one.severity == "warning"
+
+
+def test_a_decoder_is_no_encoder(tmp_path: Path) -> None:
+    folder = changed(tmp_path / "x", {"is_encoder_decoder": True})
+    (one,) = serious(folder)
+    assert one.severity == "error" and "is_encoder_decoder True; expected false" in one.message
 
 
 @pytest.mark.parametrize("window", [0, -4])
@@ -137,6 +147,8 @@ def test_what_may_do_no_harm_is_a_warning(
         {"rope_scaling": LLAMA3 | {"original_max_position_embeddings": 512}},
         {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "beta_fast": 32, "beta_slow": 1}},
         {"use_bidirectional_attention": "vision"},
+        {"rope_scaling": {"type": "mrope", "rope_type": "default", "mrope_section": [8, 12, 12]}},
+        OTHER | {"is_encoder_decoder": True},
         OTHER | {"use_cache": None, "mlp_bias": None, "qk_norm": "rms"},
     ],
 )

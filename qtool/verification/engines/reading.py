@@ -95,7 +95,14 @@ def _lost_code(checkpoint: Checkpoint, engine: str, who: str) -> Iterator[Findin
     from transformers import CONFIG_MAPPING
 
     kind, said = checkpoint.config.get("model_type"), checkpoint.config["auto_map"]["AutoConfig"]
-    if not isinstance(said, str) or "--" in said:  # which names another repository
+    if not isinstance(said, str):
+        yield Finding(
+            "error", CHECK, "auto_map",
+            f"{who} will refuse config.json: its auto_map says AutoConfig {str(said)[:60]}, and no "
+            "name of a class; put back the model's own",
+        )  # fmt: skip
+        return
+    if "--" in said:  # which names another repository
         return
     file = f"{said.rpartition('.')[0]}.py"
     if kind in OWN[engine] or kind in CONFIG_MAPPING or (checkpoint.folder / file).is_file():
