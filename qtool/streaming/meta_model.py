@@ -5,7 +5,7 @@ Only what no checkpoint holds, such as rotary frequencies, is computed for real.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -68,6 +68,43 @@ def _check_counts(config: Mapping[str, Any], where: Path, tensors: int) -> None:
 def _short(error: Exception) -> str:
     """What another library says, in one line."""
     return " ".join(str(error).split())[:200]
+
+
+@without_the_hub()
+def refused_config(checkpoint: Weights) -> str | None:
+    """Why transformers does not read config.json, of a type that it knows; None where it does.
+
+    Raises SourceError where reading it would take for ever.
+    """
+    from transformers import AutoConfig
+
+    where = checkpoint.folder
+    _check_counts(checkpoint.config, where / "config.json", len(checkpoint.tensors))
+    return _refusal(lambda: AutoConfig.from_pretrained(where, trust_remote_code=False))
+
+
+@without_the_hub()
+def refused_generation(checkpoint: Weights) -> str | None:
+    """The same of generation_config.json."""
+    from transformers import GenerationConfig
+
+    return _refusal(lambda: GenerationConfig.from_pretrained(checkpoint.folder))
+
+
+def _refusal(read: Callable[[], object]) -> str | None:
+    from transformers.utils import logging
+
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    try:
+        read()
+    except OSError:  # it is not there, or no JSON
+        return None
+    except REFUSALS as error:
+        return f"{type(error).__name__}: {_short(error)}"
+    finally:
+        logging.set_verbosity(verbosity)
+    return None
 
 
 @without_the_hub()

@@ -65,7 +65,7 @@ def check_class(subject: Subject) -> Iterator[Finding]:
             "_: put back the model's own",
             of_setting("model_type"),
         )  # fmt: skip
-    elif first is None or _has_code(config):
+    elif first is None or has_code(config):
         return  # where it has neither, the check of tensors says so
     elif kind is None and first not in _WITHOUT_TYPE:
         yield Finding(
@@ -102,15 +102,15 @@ def _unlike(first: str, kind: str) -> Iterator[Finding]:
 def refused_by_transformers(config: Mapping[str, Any]) -> Iterator[Finding]:
     """engine-class: what that engine says of a model type that it does not know."""
     kind = config.get("model_type")
-    if kind is None and config.get("architectures") and not _has_code(config):
+    if kind is None and config.get("architectures") and not has_code(config):
         yield Finding(
             "error", "engine-class", "model_type",
             "transformers will refuse a config.json without a model_type: put back the model's own",
         )  # fmt: skip
-    elif isinstance(kind, str) and not _has_code(config) and classes_of(kind) is None:
+    elif isinstance(kind, str) and not has_code(config) and classes_of(kind) is None:
         yield Finding(
             "error", "engine-class", "model_type",
-            f"{_transformers()} will refuse model_type {_shown(kind)}: use a version that knows it",
+            f"{installed()} will refuse model_type {_shown(kind)}: use a version that knows it",
         )  # fmt: skip
 
 
@@ -133,13 +133,14 @@ def refused_by_servers(config: Mapping[str, Any], engine: str, who: str) -> Iter
     )  # fmt: skip
 
 
-def _has_code(config: Mapping[str, Any]) -> bool:
+def has_code(config: Mapping[str, Any]) -> bool:
     """Whether it says where the code lies that reads it."""
     table = config.get("auto_map")
     return isinstance(table, Mapping) and "AutoConfig" in table
 
 
-def _transformers() -> str:
+def installed() -> str:
+    """With the version that is installed."""
     import transformers
 
     return f"transformers {transformers.__version__}"

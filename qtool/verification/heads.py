@@ -16,6 +16,7 @@ from qtool.verification.finding import Finding
 from qtool.verification.subject import Subject
 
 CHECK = "head"
+_TIED = "tie_word_embeddings"
 _ROWS = 4096  # of an embedding, in memory at once
 # Model classes that classify or embed: Qwen3Model, LlamaForSequenceClassification and the like.
 _HEADLESS = re.compile(r".*((?<!LMHead)Model|Classification|QuestionAnswering)")
@@ -25,8 +26,8 @@ def tied(subject: Subject) -> bool | None:
     """Whether config.json ties the head to the embedding; None where it does not say."""
     config = subject.config
     for part in (config, structure.text_config(config)):
-        if isinstance(part.get("tie_word_embeddings"), bool):
-            return bool(part["tie_word_embeddings"])
+        if isinstance(part.get(_TIED), bool):
+            return bool(part[_TIED])
     named = config.get("architectures")
     row = TABLE.get(str(named[0])) if isinstance(named, list) and named else None
     if row is None:
@@ -80,7 +81,9 @@ def check_head(subject: Subject) -> Iterator[Finding]:
     is_tied = tied(subject)
     embeddings = [n for n, role in subject.roles.items() if role.reason == "embedding"]
     if not heads:
-        if is_tied is False and embeddings and not _headless(subject):
+        # Of what is no switch the check of settings speaks.
+        said = subject.config.get(_TIED, False)
+        if isinstance(said, bool) and is_tied is False and embeddings and not _headless(subject):
             yield Finding(
                 "error", CHECK, "lm_head.weight",
                 "config.json says tie_word_embeddings false, and there is no output head; fetch "

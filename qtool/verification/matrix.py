@@ -78,7 +78,7 @@ def measure(artifact: Artifact, entry: Entry, quant: GroupQuant) -> Measured:
     scale = quant.row_scale() if quant.scheme.outer == "rows" else quant.scale.astype(np.float32)
     size = np.abs(scale)
     least = np.float32(_LEAST.get(quant.scheme.scale_dtype, 0.0))
-    low, high = quant.codes.min(axis=1), quant.codes.max(axis=1)
+    low, high = _ends(quant)
     stored = artifact.checkpoint.tensors
     codes = stored[max(entry.stored, key=lambda name: stored[name].nbytes)]
     raw = artifact.checkpoint.raw(codes.name).reshape(-1)
@@ -106,6 +106,17 @@ def measure(artifact: Artifact, entry: Entry, quant: GroupQuant) -> Measured:
         even=_even(quant),
         mark=zlib.crc32(raw[:: max(1, raw.size // _MARKED)].tobytes()),
     )
+
+
+def _ends(quant: GroupQuant) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """The least and the largest code of each row; of rows of zeros alone 0, whatever their sign."""
+    low, high = quant.codes.min(axis=1), quant.codes.max(axis=1)
+    if quant.scheme.is_float:
+        sign = 1 << (quant.scheme.bits - 1)
+        for row in np.flatnonzero((high == sign) & ((low == 0) | (low == sign))):
+            if not (quant.codes[row] & (sign - 1)).any():
+                low[row] = high[row] = 0
+    return low, high
 
 
 def _first_bad(quant: GroupQuant, scale: NDArray[np.float32]) -> str:

@@ -18,12 +18,17 @@ from typing import Any
 from qtool.checkpoints.structure import text_config
 from qtool.gguf.architectures import TABLE
 from qtool.verification.finding import Finding, Severity, of_setting
+from qtool.verification.setting_values import CHECK as CHECK
+from qtool.verification.setting_values import (
+    check_bounds,
+    check_rope_bounds,
+    check_switches,
+)
+from qtool.verification.setting_values import wrong as _wrong
 from qtool.verification.settings_form import class_of
 from qtool.verification.subject import Subject
 from qtool.verification.unlike_settings import is_number
 
-CHECK = "model-settings"
-_SHOWN = 60  # characters of a value
 _OWN = "put back the model's own"
 # transformers' ACT2CLS, and vLLM's for gates alone.
 ACTIVATIONS = frozenset({
@@ -63,8 +68,6 @@ _NUMBERS = re.compile(
     r"|partial_rotary_factor|rotary_pct|routed_scaling_factor|max_position_embeddings"
     r"|head_dim|sliding_window|intermediate_size|(?:bos|eos|pad)_token_id"
 )
-# Of other keys nobody knows whether a class reads them.
-_SWITCHES = re.compile(r"(?:use|tie|is|has|norm|scale|add|do)_\w+|\w+_bias|\w+_norm")
 _EPSILON = re.compile(r"(?:rms_norm|layer_norm|norm)_(?:eps|epsilon)")
 _MAY_LACK_EPS = ("cohere2_moe",)  # whose class takes null
 
@@ -73,12 +76,14 @@ def check_model_settings(subject: Subject) -> Iterator[Finding]:
     """model-settings: numbers are numbers, and names are of something."""
     text = text_config(subject.config)
     known = known_class(subject.config)
-    yield from _empty_part(subject.config, known)
+    yield from _other_part(subject.config, known)
     yield from _numbers(text, known)
     yield from _activations(text, known)
     yield from _positions(text, known)
     yield from _rotary(text, known, class_of(subject.config).startswith(_STILL_AT_0))
+    yield from check_bounds(text, known)
     for part in (text,) if text is subject.config else (subject.config, text):
+        yield from check_switches(part, known, part is text)
         yield from _dtypes(part)
 
 
@@ -88,24 +93,19 @@ def known_class(config: Mapping[str, Any]) -> bool:
     return row is not None and not row.remote and "auto_map" not in config
 
 
-def _empty_part(config: Mapping[str, Any], known: bool) -> Iterator[Finding]:
+def _other_part(config: Mapping[str, Any], known: bool) -> Iterator[Finding]:
     """transformers hands it on in place of the whole, and vLLM and SGLang look there for heads."""
-    if config.get("text_config") == {} and "num_attention_heads" in config:
-        alone = known and class_of(config).endswith("ForCausalLM")
+    part = config.get("text_config")
+    if not isinstance(part, Mapping) or "num_attention_heads" not in config:
+        return
+    alone = known and class_of(config).endswith("ForCausalLM")
+    if part == {} or alone:
         yield Finding(
             "error" if alone else "warning", CHECK, "text_config",
-            "config.json has an empty text_config, where engines look for the settings of the "
-            "language model, which stand around it: take it out",
+            f"config.json has {'a' if part else 'an empty'} text_config, where engines look for "
+            "the settings of the language model, which stand around it: take it out",
             of_setting("text_config"),
         )  # fmt: skip
-
-
-def _wrong(key: str, value: object, expected: str, severity: Severity = "error") -> Finding:
-    shown = "null" if value is None else repr(value)[:_SHOWN]
-    return Finding(
-        severity, CHECK, key, f"config.json says {key} {shown}; expected {expected}: {_OWN}",
-        of_setting(key),
-    )  # fmt: skip
 
 
 def _numbers(text: Mapping[str, Any], known: bool) -> Iterator[Finding]:
@@ -114,10 +114,6 @@ def _numbers(text: Mapping[str, Any], known: bool) -> Iterator[Finding]:
             continue
         if _NUMBERS.fullmatch(key):
             yield _wrong(key, value, "a number", "error" if known else "warning")
-        elif value.lower() in ("true", "false"):
-            read = known and _SWITCHES.fullmatch(key)
-            expected = "true or false, and no string"
-            yield _wrong(key, value, expected, "error" if read else "warning")
     for key, value in text.items():
         if _EPSILON.fullmatch(key) and is_number(value):
             if known and type(value) is int:
@@ -202,6 +198,7 @@ def _rotary_kind(where: str, part: Mapping[str, Any], known: bool) -> Iterator[F
                     f"computes: {_OWN}",
                     of_setting(f"{where}.{key}"),
                 )  # fmt: skip
+    yield from check_rope_bounds(where, part, known)
     for key in _NUMERIC:
         value = part.get(key)
         if key in part and not is_number(value):

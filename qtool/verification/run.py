@@ -29,6 +29,7 @@ from qtool.verification import (
     dense,
     digests,
     fused,
+    generation,
     heads,
     inputs,
     misfit,
@@ -36,6 +37,7 @@ from qtool.verification import (
     numbers,
     once,
     online,
+    quantization_form,
     recorded,
     settings,
     skip_lists,
@@ -81,6 +83,7 @@ STRUCTURAL: tuple[tuple[str, Check], ...] = (
     ("against", source_tensors.check_against),
     ("head", heads.check_head),
     ("quantized-config", config.check_said),
+    (quantization_form.CHECK, quantization_form.check_form),
     (skip_lists.CHECK, check_dense_list),
     ("scheme", config.check_scheme),
     ("unquantized", config.check_share),
@@ -94,6 +97,7 @@ STRUCTURAL: tuple[tuple[str, Check], ...] = (
     ("kv-scales", attention.check_kv_scales),
     ("input-scales", inputs.check_inputs),
     ("tokenizer", tokens.check_tokenizer),
+    (generation.CHECK, generation.check_generation),
 )
 # Checks of measured matrices.
 NUMERIC: tuple[tuple[str, NumericCheck], ...] = (

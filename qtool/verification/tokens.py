@@ -8,12 +8,13 @@ from qtool.checkpoints import structure
 from qtool.checkpoints.roles import outside_reason
 from qtool.errors import QtoolError
 from qtool.gguf.tokenizer.hf_json import CONFIG, TOKENIZER, read_object
-from qtool.verification.finding import Finding
+from qtool.verification.finding import Finding, of_setting
 from qtool.verification.sentences import count
 from qtool.verification.subject import Subject
 
 CHECK = "tokenizer"
 _FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "vocab.txt")
+_SHOWN = 60  # characters of a value
 _FEW = 16  # tokens that were added and have no rows
 _IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 _NAMED = ("bos_token", "eos_token", "pad_token", "unk_token")
@@ -107,6 +108,16 @@ def _named_ids(subject: Subject, folder: Path, rows: int) -> Iterator[Finding]:
     for file, config in configs:
         for key in _IDS:
             value = config.get(key)
+            if not _is_ids(value):
+                if isinstance(value, str) and file == "config.json":
+                    continue  # of which the check of settings tells
+                yield Finding(
+                    "error", CHECK, file,
+                    f"{file} says {key} {repr(value)[:_SHOWN]}; expected the id of a token, or a "
+                    "list of such: put back the model's own",
+                    of_setting(key),
+                )  # fmt: skip
+                continue
             for number in value if isinstance(value, list) else [value]:
                 if isinstance(number, int) and not -1 <= number < rows:
                     yield Finding(
@@ -114,6 +125,11 @@ def _named_ids(subject: Subject, folder: Path, rows: int) -> Iterator[Finding]:
                         f"{file} says {key} {number}, and the embedding has {rows} rows; "
                         "generation would never end, or fail: correct it",
                     )  # fmt: skip
+
+
+def _is_ids(value: object) -> bool:
+    """Whether it is an id, or some, or none."""
+    return value is None or all(type(n) is int for n in (value if type(value) is list else [value]))
 
 
 def tokens_of(folder: Path) -> int:

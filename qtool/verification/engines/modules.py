@@ -95,7 +95,7 @@ def build_findings(checkpoint: Checkpoint, wrong: frozenset[str]) -> Iterator[Fi
     """
     reason = _refused(checkpoint)
     if reason is not None and wrong:
-        first, reason = reason, _refused_without(checkpoint, wrong)
+        first, reason = reason, refused_without(checkpoint, wrong, _refused)
         if reason != first and not wrong.isdisjoint(COUNTS):
             return
     if reason is not None:
@@ -114,12 +114,14 @@ def _refused(checkpoint: Checkpoint) -> str | None:
     return None
 
 
-def _refused_without(checkpoint: Checkpoint, wrong: frozenset[str]) -> str | None:
-    """The same of a config.json that does not say these settings."""
+def refused_without(
+    checkpoint: Checkpoint, wrong: frozenset[str], refused: Callable[[Checkpoint], str | None]
+) -> str | None:
+    """What `refused` says of a config.json that does not say these settings."""
     config = _without(checkpoint.config, {key.partition(".")[0] for key in wrong})
     with TemporaryDirectory(prefix="qtool-") as folder:
         (Path(folder) / CONFIG).write_text(json.dumps(config))
-        reason = _refused(replace(checkpoint, path=Path(folder), config=config))
+        reason = refused(replace(checkpoint, path=Path(folder), config=config))
         return None if reason is None else reason.replace(folder, str(checkpoint.folder))
 
 

@@ -5,7 +5,9 @@ a doubtful one a warning; the sentence says what to do. The rules of each engine
 they were read in, are in the modules imported here.
 
     vllm, sglang     split (tensor parallelism), kernels, skips, dense,
-                     turns (rotations that are left to the engine), head, and here
+                     turns (rotations that are left to the engine), head,
+                     reading (that config.json is read at all),
+                     drawing (of generation_config.json), and here
                      what both ask: parts of fused layers stored alike, scales of the KV cache
     transformers     local: which package loads what, and what that package takes;
                      modules: its own class, where `verify` or `plan` is asked for it
@@ -26,6 +28,7 @@ from qtool.gguf_types import BlockType
 from qtool.verification import classes
 from qtool.verification.config import said_inside
 from qtool.verification.engines.dense import dense_findings
+from qtool.verification.engines.drawing import drawing_findings
 from qtool.verification.engines.head import head_findings
 from qtool.verification.engines.kernels import kernel_findings
 from qtool.verification.engines.local import (
@@ -42,6 +45,7 @@ from qtool.verification.engines.modules import (
     class_modules,
     module_findings,
 )
+from qtool.verification.engines.reading import reading_findings
 from qtool.verification.engines.skips import fused_findings, skip_findings, tower_findings
 from qtool.verification.engines.split import split_findings
 from qtool.verification.engines.turns import CHECK as ROTATION
@@ -88,6 +92,9 @@ def engine_findings(
     if engine in ("vllm", "sglang"):
         config = artifact.checkpoint.config
         found += classes.refused_by_servers(config, engine, ENGINES[engine])
+        found += reading_findings(artifact.checkpoint, engine, ENGINES[engine], wrong)
+    if engine in ("vllm", "sglang", "transformers"):
+        found += drawing_findings(artifact.checkpoint, engine, ENGINES[engine], wrong)
     if engine == "transformers":
         beside = view.quantization and view.format != "mlx"
         if beside and not said_inside(artifact.checkpoint.config):

@@ -24,6 +24,7 @@ from qtool.native.sums import checksum
 from qtool.verification.against.likeness import others
 from qtool.verification.against.side_by_side import sums_of_products
 from qtool.verification.gguf.blanks import Blank, blanks
+from qtool.verification.gguf.signs import Negative, negative
 from qtool.verification.gguf.single_blocks import OffBlock, off_blocks
 from qtool.verification.gguf.typical import TYPICAL
 from qtool.verification.holes import torn, zero_stretches
@@ -33,7 +34,7 @@ SCALED = {"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"}
 LOST = 0.95  # relative: as far off as zeros
 PART, _UNLIKE = 1024, 3.0  # weights of a row; times the typical error
 _LEAST = 1e-6  # of the mean square: parts that are about 0 in the source tell nothing
-_Block = TypeVar("_Block", OffBlock, Blank)
+_Block = TypeVar("_Block", OffBlock, Blank, Negative)
 
 
 @dataclass
@@ -52,6 +53,7 @@ class Sums:
     tensors: Sequence[SourceTensor]
     off: dict[int, list[OffBlock]] = field(default_factory=dict)  # of pieces, rows of their tensor
     blanks: dict[int, list[Blank]] = field(default_factory=dict)  # likewise
+    negative: dict[int, list[Negative]] = field(default_factory=dict)  # likewise
     sources: dict[str, SourceTensor] = field(default_factory=dict)
 
     def of(self, sums: NDArray[np.float64], number: int) -> float:
@@ -65,6 +67,10 @@ class Sums:
     def blanks_of(self, number: int) -> list[Blank]:
         """The blocks of one tensor with bytes that were lost."""
         return self._blocks(self.blanks, number)
+
+    def negative_of(self, number: int) -> list[Negative]:
+        """Those of one tensor's blocks with a scale below 0 that should not be, piece by piece."""
+        return self._blocks(self.negative, number)
 
     def single_of(self, number: int) -> list[OffBlock | Blank]:
         """Both."""
@@ -130,6 +136,10 @@ def add_up(
             if len(tensor.shape) > 1:
                 flat = raw.view(np.uint8).reshape(-1)
                 found.holes[number] = torn(flat, zero_stretches(flat), flat.size // rows)
+            if tensor.type is tensor.type_in_file:  # else raw is multiplied already
+                below = negative(raw, tensor.type, tensor.in_features)
+                if below is not None:
+                    found.negative[number] = [below.below(piece.first)]
             other = shared.get(tensor.name)
             if other is not None:
                 there = np.ascontiguousarray(other.read(piece.first, piece.last))
@@ -151,7 +161,7 @@ def add_up(
                         found.torn[number] = _torn(whole, lost, kind, old.size)
                         usual = TYPICAL.get(kind, 0.0)
                         lost_ones = []
-                        if tensor.type is tensor.type_in_file:  # else raw is multiplied already
+                        if tensor.type is tensor.type_in_file:  # likewise
                             lost_ones = blanks(raw, new, old, kind, usual)
                         if lost_ones:
                             found.blanks[number] = [one.below(piece.first) for one in lost_ones]

@@ -11,6 +11,7 @@ import numpy as np
 from qtool.gguf.kinds import stored_shape
 from qtool.gguf.to_hf.hf_tensor import floats_of
 from qtool.verification.finding import Finding
+from qtool.verification.gguf import signs
 from qtool.verification.gguf.sums import Sums
 
 
@@ -46,3 +47,9 @@ def check_values(sums: Sums) -> Iterator[Finding]:
                 f"{tensor.name}: every weight is 0; the layer does nothing, unless the model has "
                 "it so",
             )  # fmt: skip
+    found = {
+        tensor.name: sums.negative_of(n)
+        for n, tensor in enumerate(sums.tensors)
+        if not sums.off_of(n)  # of which is told by how much they are off
+    }
+    yield from signs.told({name: blocks for name, blocks in found.items() if blocks})
