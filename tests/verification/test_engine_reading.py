@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from labelled_folders import dense, said
 
 from qtool.verification.classes import classes_of
 from qtool.verification.engines import reading
 from qtool.verification.finding import Finding
+from support.verification.labelled_folders import dense, said
 
 SERVERS = ("vllm", "sglang")
 OWN_CODE = {"architectures": ["OwnForCausalLM"], "model_type": "own"}

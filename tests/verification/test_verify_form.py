@@ -5,14 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from labelled_folders import copy_of, dense, label, said
-from quantizing import quantize
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from qtool import tiny
 from qtool.verification.finding import Finding
 from qtool.verification.quantization_form import CHECK
 from qtool.verification.run import verify_artifact
+from support.runs.quantizing import quantize
+from support.verification.labelled_folders import copy_of, dense, label, said
 
 TINY = Path(tiny.__file__).parent
 GROUP = "config_groups.group_0"

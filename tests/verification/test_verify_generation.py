@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from labelled_folders import dense
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from qtool.verification.finding import Finding
 from qtool.verification.generation import FILE
 from qtool.verification.run import verify_artifact
+from support.verification.labelled_folders import dense
 
 SAMPLED = {"do_sample": True}
 

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gallery import raw
-from labelled_folders import copy_of
 
 from qtool.verification.finding import Finding
 from qtool.verification.run import verify_artifact
+from support.gallery import raw
+from support.verification.labelled_folders import copy_of
 
 UP = "model.layers.1.mlp.up_proj"
 CODES = {"nvfp4": "weight_packed", "mxfp4": "weight_packed", "fp8": "weight"}
