@@ -29,7 +29,7 @@ from qtool.record import FILE_NAME
 from qtool.runs.already import SAID, AlreadyMade
 from qtool.runs.digests import add_digests
 from qtool.runs.progress import Progress
-from qtool.runs.replacing import check_apart
+from qtool.runs.replacing import check_apart, check_not_among
 from qtool.runs.workspace import check_free
 from qtool.verification.engines.view import view_of
 
@@ -55,6 +55,8 @@ def _made(request: Request, progress: Progress) -> Converted:
             f"-o {request.out}: --to {request.target.name} makes {what}; choose another name"
         )
     check_apart(request.out, request.source)
+    if request.target.format == "gguf":
+        check_not_among(request.out, request.source)
     check_free(
         request.out,
         is_folder=request.target.format != "gguf",

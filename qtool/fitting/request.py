@@ -77,6 +77,9 @@ def check_files(request: FitRequest) -> None:
     costs = request.costs
     if costs is None or costs.is_file():
         return
+    from qtool.runs.replacing import check_not_among
+
+    check_not_among(costs, request.source)
     if costs.absolute() == request.out.absolute():
         raise UsageError(f"--costs {costs}: the recipe goes there (-o); choose another name")
     from qtool.calibrating.measure import check_absent
