@@ -1,4 +1,5 @@
-"""Sentences of errors, which speak of options, in the words of who calls a function.
+"""Sentences of errors, notes and warnings, which speak of options, in the words of who calls a
+function.
 
     --max-ram 2x: no size   ->  max_ram="2x": no size
     choose another -o       ->  choose another out
@@ -18,7 +19,9 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Mapping
-from typing import ParamSpec, TypeVar
+from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar, cast
 
 from qtool.api.arguments import checked
 from qtool.errors import QtoolError
@@ -26,6 +29,10 @@ from qtool.errors import QtoolError
 Given = ParamSpec("Given")
 Made = TypeVar("Made")
 
+Words = Callable[[str], str]
+
+# Of what functions give: sentences, and what has some in it.
+_SAYING = frozenset({"warnings", "notes", "findings", "message", "plan", "failed"})
 _NAMES = {"o": "out", "set": "changes"}
 _COMMANDS = re.compile(r"(`qtool [^`]*`|\(qtool [^)]*\))")
 # A value: quoted, or with a digit, a dot or a slash in it, or with nothing after it.
@@ -40,24 +47,54 @@ _BARE = re.compile(r"-?\d+(\.\d+)?|[A-Z_]+")  # no text: a number, or what stand
 
 
 def for_python(function: Callable[Given, Made]) -> Callable[Given, Made]:
-    """The function, whose errors speak of its arguments, which are of the types that it names."""
+    """The function, which speaks of its arguments, and takes those of the types that it names."""
 
     @functools.wraps(function)
     def called(*given: Given.args, **more: Given.kwargs) -> Made:
         positional, named = checked(function, given, more)
+        parameters = inspect.signature(function).parameters
+        flags = {name: isinstance(one.default, bool) for name, one in parameters.items()}
+        words = functools.partial(told, arguments=flags)
+        if "progress" in parameters and named.get("progress") is None:
+            from qtool.runs.progress import Progress
+
+            log = named.get("log_file")
+            quiet = named.get("quiet", parameters["quiet"].default)
+            named["progress"] = Progress(quiet, None if log is None else Path(log), words)
         try:
-            return function(*positional, **named)
+            made = function(*positional, **named)
         except QtoolError as error:
-            flags = {
-                name: isinstance(one.default, bool)
-                for name, one in inspect.signature(function).parameters.items()
-            }
-            error.args = (told(str(error), flags),)
-            notes = getattr(error, "__notes__", [])
-            notes[:] = [told(note, flags) for note in notes]
+            _retell(error, words)
             raise
+        return cast(Made, retold(made, words))
 
     return called
+
+
+def _retell(error: QtoolError, words: Words) -> None:
+    error.args = (words(str(error)),)
+    notes = getattr(error, "__notes__", [])
+    notes[:] = [words(note) for note in notes]
+
+
+def retold(made: Any, words: Words) -> Any:
+    """What was made, with its warnings, notes and findings in other words."""
+    if not is_dataclass(made) or isinstance(made, type):
+        return made
+    anew: dict[str, Any] = {}
+    for name in (field.name for field in fields(made) if field.name in _SAYING):
+        value = getattr(made, name)
+        if name == "message":
+            anew[name] = words(value)
+        elif name == "failed":
+            for error in value.values():
+                _retell(error, words)
+        elif isinstance(value, list | tuple):
+            each = [words(one) if isinstance(one, str) else retold(one, words) for one in value]
+            anew[name] = type(value)(each)
+        else:
+            anew[name] = retold(value, words)
+    return replace(made, **anew) if anew else made
 
 
 def told(text: str, arguments: Mapping[str, bool]) -> str:

@@ -109,6 +109,10 @@ def check_absent(*paths: Path | None) -> None:
             continue
         if path.is_dir():
             raise SourceError(f"{path}: is a folder; name the file to make")
+        if path.exists() and not path.is_file():
+            raise SourceError(
+                f"{path}: is no plain file, but a device or a pipe; choose another name"
+            )
         if path.exists() or path.is_symlink():
             raise SourceError(f"{path}: exists; remove it or choose another name")
         above = next(one for one in Path(os.path.realpath(path)).parents if one.exists())

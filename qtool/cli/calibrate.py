@@ -74,6 +74,7 @@ def calibrate(
     from qtool.native.library import default_threads
     from qtool.recipe.recipe import Recipe, calibration_sets, common_calibration, load
     from qtool.runs.progress import Progress
+    from qtool.runs.replacing import check_not_among
     from qtool.runs.request import device_of
     from qtool.runs.summary import peak_rss_bytes
 
@@ -108,6 +109,9 @@ def calibrate(
     progress = Progress(quiet=json_)
     with progress.stage("download"):
         source = resolve(model)
+    for made in (out, imatrix):
+        if made is not None:
+            check_not_among(made, source)
     if not is_gguf(source):
         check_needed(source, requantize)
     with measure.opened(source, imatrix, requantize) as (weights, target):

@@ -141,6 +141,8 @@ class _EndedBySignal(BaseException):
 
 def _end(number: int, _: FrameType | None) -> None:
     signal.signal(number, signal.SIG_DFL)  # a second one ends the process at once
+    if getattr(getattr(sys.modules.get("torch"), "__spec__", None), "_initializing", False):
+        os._exit(128 + number)  # C++ that is being loaded would abort on what is raised in it
     raise _EndedBySignal(number)
 
 

@@ -64,7 +64,7 @@ Replace = Annotated[
 Requantize = Annotated[
     bool, typer.Option("--requantize", help="take a model that is quantized already")
 ]
-SampleLength = Annotated[int | None, typer.Option(min=1, help="tokens in a sample")]
+SampleLength = Annotated[int | None, typer.Option(min=8, help="tokens in a sample")]
 Samples = Annotated[int | None, typer.Option(min=1, help="calibration samples")]
 Seed = Annotated[int | None, typer.Option(help="seed of the choice of samples")]
 Threads = Annotated[int | None, typer.Option(min=1, help="by default every core")]

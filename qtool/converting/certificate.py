@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -204,3 +205,13 @@ class Converted:
             "dropped": [{"name": name, "reason": why} for name, why in certificate.dropped],
             "warnings": list(self.warnings),
         }
+
+
+def converted_of(made: Mapping[str, Any], out: Path, target: Target) -> Converted:
+    """The inverse of asdict(), as JSON has it."""
+    said = made["certificate"]
+    rounded = [Rounded(**one) for one in said["rounded"]]
+    dropped = tuple((name, reason) for name, reason in said["dropped"])
+    certificate = Certificate(**{**said, "rounded": rounded, "dropped": dropped})
+    now = {"artifact": str(out), "target": target, "certificate": certificate}
+    return Converted(**{**made, **now, "warnings": tuple(made["warnings"])})

@@ -10,8 +10,9 @@ not gone on with: it costs no more than time, and is made anew.
 
 import hashlib
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -34,27 +35,35 @@ _SHOWN = 4  # differences in a sentence
 _AT_ONCE = 1 << 24  # bytes that are read back together
 
 
-@contextmanager
-def resumed(
-    request: Request, source: Path, progress: Progress, layout: Layout
-) -> Iterator[tuple[Path, Journal | None]]:
-    """Where the output is made, and what is finished of it; it gets its name when the body ends.
+@dataclass(frozen=True)
+class Place:
+    """Where something is made, what is finished of it, and what is told when all is."""
 
-    source: a folder, or a GGUF file.
+    path: Path
+    journal: Journal | None
+    conclude: Callable[[Mapping[str, Any]], None]
+
+
+@contextmanager
+def resumed(request: Request, source: Path, progress: Progress, layout: Layout) -> Iterator[Place]:
+    """Where the output is made; it gets its name when the body ends.
+
+    source: a folder, or a GGUF file. AlreadyMade where an earlier run of the same was killed just
+    after that.
     """
     headers = b"".join(file.header for file in layout.files)
     with _resumed(request, source, progress, headers, layout.size, is_folder=True) as space:
         clear_beside(space.artifact, {file.name for file in layout.files})
-        yield space.artifact, space.journal
+        yield Place(space.artifact, space.journal, space.conclude)
 
 
 @contextmanager
 def resumed_file(
     request: Request, source: Path, progress: Progress, layout: GgufLayout
-) -> Iterator[tuple[Path, Journal]]:
+) -> Iterator[tuple[Place, Journal]]:
     """The same of a GGUF file."""
     with _resumed(request, source, progress, layout.header, layout.size, is_folder=False) as space:
-        yield space.artifact, space.journal
+        yield Place(space.artifact, space.journal, space.conclude), space.journal
 
 
 @contextmanager
@@ -97,16 +106,17 @@ def _resumed(
         sources=marks(files),
         replace=request.replace,
         stale=stale,
+        facts=facts,
     ) as space:
         space.agree(facts)
         yield space
 
 
 @contextmanager
-def at_once(out: Path) -> Iterator[tuple[Path, Journal | None]]:
+def at_once(out: Path) -> Iterator[Place]:
     """The same of what is made anew in any case."""
     with staged(out) as folder:
-        yield folder, None
+        yield Place(folder, None, lambda _: None)
 
 
 def finished(

@@ -1,12 +1,18 @@
 """`qtool convert`, from a request to a finished artifact."""
 
 from collections import Counter
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 
 from qtool.artifacts.artifact import Artifact
 from qtool.converting import card, to_checkpoint, to_gguf
-from qtool.converting.certificate import Certificate, Converted, provenance, source_record
+from qtool.converting.certificate import (
+    Certificate,
+    Converted,
+    converted_of,
+    provenance,
+    source_record,
+)
 from qtool.converting.from_artifact import artifact_model
 from qtool.converting.from_gguf import digest, gguf_model
 from qtool.converting.fused import fused_of, stacked, teller
@@ -20,16 +26,24 @@ from qtool.gguf.from_gguf import gguf_source
 from qtool.gguf.inspect import gguf_models
 from qtool.gguf.to_hf.convert import convert_to_hf
 from qtool.record import FILE_NAME
+from qtool.runs.already import SAID, AlreadyMade
 from qtool.runs.digests import add_digests
 from qtool.runs.progress import Progress
-from qtool.runs.replacing import check_apart
-from qtool.runs.staging import check_out, check_out_file
+from qtool.runs.replacing import check_apart, check_not_among
+from qtool.runs.workspace import check_free
 from qtool.verification.engines.view import view_of
 
 
 def convert(request: Request, progress: Progress) -> Converted:
     """Make the artifact; nothing is left under its name unless all of it succeeds."""
-    check = check_out_file if request.target.format == "gguf" else check_out
+    try:
+        return _made(request, progress)
+    except AlreadyMade as found:
+        progress.say(f"note: {SAID}")
+        return converted_of(found.made, request.out, request.target)
+
+
+def _made(request: Request, progress: Progress) -> Converted:
     if request.target.format != "gguf" and request.out.suffix.lower() == ".gguf":
         raise UnsupportedError(
             f"-o {request.out}: --to {request.target.name} makes a folder, not a GGUF file; choose "
@@ -41,7 +55,14 @@ def convert(request: Request, progress: Progress) -> Converted:
             f"-o {request.out}: --to {request.target.name} makes {what}; choose another name"
         )
     check_apart(request.out, request.source)
-    check(request.out, request.replace)
+    if request.target.format == "gguf":
+        check_not_among(request.out, request.source)
+    check_free(
+        request.out,
+        is_folder=request.target.format != "gguf",
+        replace=request.replace,
+        again=not request.fresh,
+    )
     files = gguf_models(request.source)
     if not files:
         return _convert(request, artifact_model(request.source, request.assume), progress)
@@ -110,7 +131,8 @@ def _folder(request: Request, model: Model, plan: Plan, progress: Progress) -> C
     """Write, compare, certify, and give the name."""
     target = request.target
     layout = to_checkpoint.layout_of(model, plan, request.max_shard_bytes)
-    with resumed(request, model.path, progress, layout) as (folder, journal):
+    with resumed(request, model.path, progress, layout) as place:
+        folder, journal = place.path, place.journal
         with progress.stage("export"):
             written = to_checkpoint.write(model, plan, layout, folder, journal, progress)
         with progress.stage("verify"):
@@ -130,16 +152,18 @@ def _folder(request: Request, model: Model, plan: Plan, progress: Progress) -> C
         text = card.render(target, certificate, record, view_of(Artifact.open(folder)))
         (folder / "README.md").write_text(text, encoding="utf-8")
         add_digests(folder)
-    leaves = (leaf for step in plan.steps if step.scheme is None for leaf in step.tensor.leaves)
-    plain = Counter(leaf.stored for leaf in leaves if leaf.read is not None)
-    return Converted(
-        artifact=str(request.out),
-        target=target,
-        certificate=certificate,
-        architecture=model.architecture,
-        dtype=DTYPE_NAMES[model.dtype],
-        tensors=len(plan.steps),
-        size_bytes=written.size_bytes,
-        dequantized=dict(plain),
-        warnings=model.warnings,
-    )
+        leaves = (leaf for step in plan.steps if step.scheme is None for leaf in step.tensor.leaves)
+        plain = Counter(leaf.stored for leaf in leaves if leaf.read is not None)
+        made = Converted(
+            artifact=str(request.out),
+            target=target,
+            certificate=certificate,
+            architecture=model.architecture,
+            dtype=DTYPE_NAMES[model.dtype],
+            tensors=len(plan.steps),
+            size_bytes=written.size_bytes,
+            dequantized=dict(plain),
+            warnings=model.warnings,
+        )
+        place.conclude(asdict(made))
+    return made

@@ -8,6 +8,7 @@ import json
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -80,22 +81,24 @@ def convert(request: Request, model: Model, progress: Progress) -> Converted:
     metadata |= inputs_of({s.source.name: False for s in steps if _leaves_inputs(s, model)})
     specs = [TensorSpec(s.source.name, stored_shape(s.source.shape), s.type) for s in steps]
     layout = lay_out(metadata, specs)
-    with resume.resumed_file(request, model.path, progress, layout) as (path, journal):
+    with resume.resumed_file(request, model.path, progress, layout) as (place, journal):
         with progress.stage("export"):
-            _write(path, layout, steps, journal, progress)
+            _write(place.path, layout, steps, journal, progress)
         with progress.stage("verify"):
-            _compare(path, layout, metadata, steps, progress)
-    return Converted(
-        artifact=str(request.out),
-        target=request.target,
-        certificate=certificate,
-        architecture=model.architecture,
-        dtype=DTYPE_NAMES[model.dtype],
-        tensors=len(steps),
-        size_bytes=layout.size,
-        dequantized={},
-        warnings=(*model.warnings, *warnings),
-    )
+            _compare(place.path, layout, metadata, steps, progress)
+        made = Converted(
+            artifact=str(request.out),
+            target=request.target,
+            certificate=certificate,
+            architecture=model.architecture,
+            dtype=DTYPE_NAMES[model.dtype],
+            tensors=len(steps),
+            size_bytes=layout.size,
+            dequantized={},
+            warnings=(*model.warnings, *warnings),
+        )
+        place.conclude(asdict(made))
+    return made
 
 
 def _write(

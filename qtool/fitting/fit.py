@@ -15,20 +15,21 @@ from qtool.fitting import costs as kept
 from qtool.fitting.choose import check_size, choose, loss_before
 from qtool.fitting.costs import Costs
 from qtool.fitting.memory import memory
-from qtool.fitting.request import FitRequest, Fitted, check_files
+from qtool.fitting.request import FitRequest, Fitted, check_files, fitted_of, recorded
 from qtool.fitting.ways import Ways
 from qtool.formats.safetensors_header import TensorInfo
 from qtool.gguf.recipe import GgufRecipe
 from qtool.gguf.resume import source_files
 from qtool.recipe.file import Precision, said_of
 from qtool.runs import program
+from qtool.runs.already import SAID, AlreadyMade
 from qtool.runs.differences import DEVICE
 from qtool.runs.identity import file_facts
 from qtool.runs.progress import Progress
 from qtool.runs.provenance import environment
 from qtool.runs.summary import peak_rss_bytes
 from qtool.runs.watched import marks
-from qtool.runs.workspace import AskAgain, Workspace, check_free, workspace
+from qtool.runs.workspace import COMMAND, AskAgain, Workspace, check_free, workspace
 
 if TYPE_CHECKING:
     from qtool.fitting.slope import Slopes
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 def fit(request: FitRequest, progress: Progress) -> Fitted:
     """Measure, choose and write the recipe; nothing is left under its name unless all succeeds."""
-    check_free(request.out, is_folder=False)
+    check_free(request.out, is_folder=False, again=not request.fresh)
     check_files(request)
     recipe = request.recipe
     if recipe.rotates:
@@ -63,44 +64,77 @@ def fit(request: FitRequest, progress: Progress) -> Fitted:
             "tensors that are run": _digest(ways.weights.tensors),
         }
         known = {**of_slopes, **ways.facts}
+        measured = _agreed(request, known)
+        of_all = {**measured, **_chosen_by(request)}
         room = replace(ways.fitting.shapes, tokens=tokens.size).slopes_on_disk
-        with workspace(
-            request.out,
-            is_folder=False,
-            nbytes=0 if there else room,
-            fresh=request.fresh,
-            sources=marks(files),
-        ) as space:
-            if request.costs is not None and there:
-                costs = kept.read(request.costs, known, ways.sizes)
-                progress.say(f"costs taken from {request.costs}")
-            else:
-                costs = _measured(request, ways, tokens, of_slopes, space, progress, precision)
-                if request.costs is not None:
-                    kept.write(request.costs, costs, known)
-            try:
-                chosen = choose(request, ways, costs)
-            except UnsupportedError as error:
-                raise AskAgain(f"{error}; what was measured is kept") from error
-            for note in chosen.notes:
-                progress.say(f"note: {note}")
-            space.artifact.write_text(chosen.text, encoding="utf-8")
-    return Fitted(
-        out=request.out,
-        made=chosen.made,
-        loss=chosen.loss,
-        before=(ways.before, loss_before(ways, costs)),
-        chosen=chosen.chosen,
-        members=ways.members,
-        kept=tuple(chosen.left),
-        kept_share=chosen.left_share,
-        tokens=costs.tokens,
-        unrelated=costs.unrelated,
-        memory=most,
-        seconds=progress.total(),
-        peak_rss_bytes=peak_rss_bytes(),
-        notes=(*ways.notes, *chosen.notes),
-    )
+        try:
+            with workspace(
+                request.out,
+                is_folder=False,
+                nbytes=0 if there else room,
+                fresh=request.fresh,
+                sources=marks(files),
+                facts=of_all,
+            ) as space:
+                space.told_of(of_all)
+                if request.costs is not None and there:
+                    costs = kept.read(request.costs, known, ways.sizes)
+                    progress.say(f"costs taken from {request.costs}")
+                else:
+                    costs = _measured(request, ways, tokens, of_slopes, space, progress, precision)
+                    if request.costs is not None:
+                        kept.write(request.costs, costs, known)
+                try:
+                    chosen = choose(request, ways, costs)
+                except UnsupportedError as error:
+                    raise AskAgain(f"{error}; what was measured is kept") from error
+                for note in chosen.notes:
+                    progress.say(f"note: {note}")
+                space.artifact.write_text(chosen.text, encoding="utf-8")
+                made = Fitted(
+                    out=request.out,
+                    made=chosen.made,
+                    loss=chosen.loss,
+                    before=(ways.before, loss_before(ways, costs)),
+                    chosen=chosen.chosen,
+                    members=ways.members,
+                    kept=tuple(chosen.left),
+                    kept_share=chosen.left_share,
+                    tokens=costs.tokens,
+                    unrelated=costs.unrelated,
+                    memory=most,
+                    seconds=progress.total(),
+                    peak_rss_bytes=peak_rss_bytes(),
+                    notes=(*ways.notes, *chosen.notes),
+                )
+                # The file of costs is there by now.
+                space.conclude(recorded(made), {**measured, **_chosen_by(request)})
+        except AlreadyMade as found:
+            progress.say(f"note: {SAID}")
+            return fitted_of(found.made, request.out, most, progress.total(), peak_rss_bytes())
+    return made
+
+
+def _agreed(request: FitRequest, known: Mapping[str, Any]) -> dict[str, Any]:
+    """What a measurement that is not finished is of."""
+    return {
+        **program.facts(),
+        **known,
+        "version of torch or kind of CPU": environment(),
+        # Not of costs: those of a GPU serve as well.
+        DEVICE: "cpu" if request.device is None else request.device.name,
+    }
+
+
+def _chosen_by(request: FitRequest) -> dict[str, Any]:
+    """What a choice hangs on beside what is measured."""
+    recipe, costs = request.recipe, request.costs
+    return {
+        COMMAND: "fit",
+        "recipe": {"name": recipe.name, "changes": recipe.changes, **recipe.effective()},
+        "choice": [request.size_bytes, request.bits, request.types, sorted(request.kept_keys)],
+        "costs": None if costs is None or not costs.exists() else file_facts(costs),
+    }
 
 
 def _precision(request: FitRequest, there: bool, progress: Progress) -> Precision:
@@ -144,14 +178,7 @@ def _measured(
     from qtool.fitting import losses as rounded
     from qtool.fitting import slopes
 
-    agreed = {
-        **program.facts(),
-        **known,
-        "version of torch or kind of CPU": environment(),
-        # Not of costs: those of a GPU serve as well.
-        DEVICE: "cpu" if request.device is None else request.device.name,
-    }
-    space.agree(agreed)
+    space.agree(_agreed(request, known))
     found = slopes.finished(space)
     if found is None:
         found = _passed(request, ways, tokens, space, progress, precision)

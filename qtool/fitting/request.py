@@ -6,7 +6,7 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,6 +77,9 @@ def check_files(request: FitRequest) -> None:
     costs = request.costs
     if costs is None or costs.is_file():
         return
+    from qtool.runs.replacing import check_not_among
+
+    check_not_among(costs, request.source)
     if costs.absolute() == request.out.absolute():
         raise UsageError(f"--costs {costs}: the recipe goes there (-o); choose another name")
     from qtool.calibrating.measure import check_absent
@@ -140,7 +143,7 @@ def fit_request(
     if bits is not None and not (isinstance(bits, int | float) and least <= bits <= most):
         raise UsageError(f"--bits {bits}: expected a number from {least} to {most}")
     check_name(out)
-    check_free(out, is_folder=False)
+    check_free(out, is_folder=False, again=not fresh)
     nbytes = None if size is None else parse_size(str(size), "--size")
     types = types if types is None or isinstance(types, str) else ",".join(map(str, types))
     base = load(recipe, sets)
@@ -247,6 +250,44 @@ class Fitted:
             "seconds": round(self.seconds, 3),
             "peak_rss_bytes": self.peak_rss_bytes,
         }  # fmt: skip
+
+
+def recorded(fitted: Fitted) -> dict[str, Any]:
+    """What fitted_of() makes it of again, for JSON."""
+    return {
+        "made": asdict(fitted.made),
+        "loss": fitted.loss,
+        "before": [asdict(fitted.before[0]), fitted.before[1]],
+        "chosen": {name: asdict(one) for name, one in fitted.chosen.items()},
+        "members": dict(fitted.members),
+        "kept": [*fitted.kept],
+        "kept_share": fitted.kept_share,
+        "tokens": fitted.tokens,
+        "unrelated": fitted.unrelated,
+        "notes": [*fitted.notes],
+    }
+
+
+def fitted_of(
+    record: Mapping[str, Any], out: Path, memory: Memory, seconds: float, peak_rss_bytes: int
+) -> Fitted:
+    """Of an earlier run, told by this one."""
+    from qtool.fitting.allocate import Candidate
+    from qtool.fitting.ways import Made
+
+    before, loss = record["before"]
+    return Fitted(
+        **{
+            **record,
+            "made": Made(**record["made"]),
+            "before": (Made(**before), loss),
+            "chosen": {name: Candidate(**one) for name, one in record["chosen"].items()},
+        },
+        out=out,
+        memory=memory,
+        seconds=seconds,
+        peak_rss_bytes=peak_rss_bytes,
+    )
 
 
 def _times(choice: str, count: int) -> str:

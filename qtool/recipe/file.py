@@ -87,6 +87,16 @@ class Calibration(Table):
     )
 
 
+def bounds(key: str) -> tuple[int, int]:
+    """The least and the largest value of a number of the calibration."""
+    limits: dict[str, int] = {}
+    for one in Calibration.model_fields[key].metadata:
+        limits |= {
+            name: value for name in ("ge", "le") if (value := getattr(one, name, None)) is not None
+        }
+    return limits["ge"], limits["le"]
+
+
 def said_of(precision: Precision) -> dict[str, Any]:
     """What a record of a calibration says of it: nothing of float32, which it ever was."""
     return {} if precision == "float32" else {"precision": precision}

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, field_validator, model_validator
 
-from qtool.errors import RecipeError
+from qtool.errors import RecipeError, UsageError
 from qtool.recipe.consistency import METHODS, TRANSFORMS, check
 from qtool.recipe.file import (
     PAD,
     Calibration,
     NamedTable,
+    bounds,
     document,
     find,
     folders,
@@ -275,8 +276,15 @@ class Recipe(NamedTable):
 def calibration_sets(
     source: str | None, samples: int | None, length: int | None, seed: int | None
 ) -> list[str]:
-    """What --calibration, --samples, --length and --seed mean, as `--set` items."""
+    """What --calibration, --samples, --length and --seed mean, as `--set` items.
+
+    UsageError, which names the option, for a number that a recipe may not have.
+    """
     given = {"samples": samples, "length": length, "seed": seed}
+    for key, value in given.items():
+        least, most = bounds(key)
+        if value is not None and not least <= value <= most:
+            raise UsageError(f"--{key} {value}: expected {least:,} to {most:,}")
     sets = [f"calibration.{key}={value}" for key, value in given.items() if value is not None]
     if source is not None:
         sets.append(f"calibration.source={json.dumps(source, ensure_ascii=False)}")

@@ -1,7 +1,7 @@
 """A run that was killed just after its output got its name: the same command finds it finished.
 
 `ended` in the hidden folder tells, from before the output gets its name until all else in there is
-gone, as JSON:
+gone, and beside it for the last moment, as JSON:
 
     seen    what tells the finished output from another that lies there
     facts   what the run was of, as its journal has it
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from qtool.errors import SourceError
 from qtool.runs.differences import HEADER, PRECISION, AnotherRun
 from qtool.runs.identity import file_facts
-from qtool.runs.lock import ENDED
+from qtool.runs.lock import ENDED, ended_beside, is_ended
 from qtool.runs.summary import Summary, peak_rss_bytes, summary_of
 
 if TYPE_CHECKING:
@@ -87,8 +87,11 @@ def is_as_seen(place: Path, folder: Path) -> bool:
 
 
 def _said(folder: Path) -> dict[str, Any]:
+    path, last = folder / ENDED, ended_beside(folder)
     try:
-        found = json.loads((folder / ENDED).read_text(encoding="utf-8"))
+        if not path.exists() and is_ended(last):
+            path = last
+        found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

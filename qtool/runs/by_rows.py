@@ -68,8 +68,7 @@ def quantize_rows(
     def work(first: int) -> tuple[float, float, Floats, Floats]:
         last = min(rows, first + step)
         weight = read(first, last)
-        file = checkpoint.file_of(planned.name)
-        check_values(weight.reshape(-1), first * columns, planned, file)
+        check_values(weight.reshape(-1), first * columns, planned, checkpoint)
         with methods.named(planned.name):
             quant = make(weight, first)
         packed = pack(planned, quant)

@@ -51,7 +51,7 @@ def quantize_each(
             return _by_rows(request, planned, checkpoint, shared, sink, beside)
         options = rtn.Options(request.recipe.clips, shared.largest(planned))
         weight = checkpoint.float32(planned.name)
-        check_values(weight.reshape(-1), 0, planned, checkpoint.file_of(planned.name))
+        check_values(weight.reshape(-1), 0, planned, checkpoint)
         with methods.named(planned.name):
             quant = rtn.quantize(weight, None, planned.action, options, 1, rounding).quant
         sink.quantized(planned, quant)

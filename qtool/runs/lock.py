@@ -2,11 +2,13 @@
 
     FOLDER/lock     "qtool " and the number of the process that holds it, or held it last
     FOLDER/ended    the work is done: nothing in it is to be gone on with
+    .OUT.ended      the same, beside `.OUT.partial`, from just before that goes: the last that does
 
 The system lets go of it when the process ends, however that is. It begins with a mark, so that a
 folder that somebody else made under the same name is told, and left alone.
 """
 
+import json
 import os
 import shutil
 import stat
@@ -93,10 +95,10 @@ def _not_ours(folder: Path, out: Path) -> ResumeError:
     )
 
 
-def empty(folder: Path) -> None:
-    """Remove all but the lock, and that the work is done last."""
+def empty(folder: Path, *, but: str = "lock") -> None:
+    """Remove all but the lock, and that the work is done last. but: and but for this."""
     for path in sorted(folder.iterdir(), key=lambda path: path.name == ENDED):
-        if path.name == "lock":
+        if path.name in ("lock", but):
             continue
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -105,8 +107,41 @@ def empty(folder: Path) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Remove the folder, the lock last: who gets it finds nothing else."""
+    """Remove the folder, the lock last: who gets it finds nothing else. What tells that the work is
+    done goes after it, in one step, so that there is no moment at which only half is known."""
     with suppress(OSError):
-        empty(folder)
+        empty(folder, but=ENDED)
+        ended, last = folder / ENDED, ended_beside(folder)
+        # What lies there may be somebody else's.
+        told = is_ended(ended) and (is_ended(last) or not os.path.lexists(last))
+        if told:
+            os.rename(ended, last)
+        else:
+            ended.unlink(missing_ok=True)
         (folder / "lock").unlink()
         folder.rmdir()
+        if told:
+            forget(folder)
+
+
+def ended_beside(folder: Path) -> Path:
+    """Where `ended` of a hidden folder is for the moment after that is gone."""
+    return folder.with_name(f"{folder.name.removesuffix('.partial')}.{ENDED}")
+
+
+def is_ended(path: Path) -> bool:
+    """Whether it is an `ended` that a run wrote."""
+    try:
+        if path.is_symlink() or not path.is_file():
+            return False
+        said = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(said, dict) and "seen" in said and "stated" in said
+
+
+def forget(folder: Path) -> None:
+    """Remove what tells beside a folder that the work in it was done."""
+    last = ended_beside(folder)
+    if is_ended(last):
+        last.unlink(missing_ok=True)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from qtool.runs.already import is_as_seen, seen
-from qtool.runs.lock import ENDED
+from qtool.runs.lock import ENDED, ended_beside, forget, is_ended
 from qtool.runs.replacing import discard
 from qtool.runs.staging import explained, give_name, is_filled, sync_file
 
@@ -60,10 +60,13 @@ def take_up(folder: Path) -> None:
         else:
             shutil.rmtree(whole)
     (folder / ENDED).unlink(missing_ok=True)
+    forget(folder)
 
 
 def is_given(folder: Path, target: Path) -> bool:
     """Whether the run of a hidden folder was killed after `target` was its output."""
+    if not folder.exists():
+        return is_ended(ended_beside(folder))
     there = {path.name for path in folder.iterdir()}
     if not there:  # the lock went last, and then the run was killed
         return True

@@ -38,8 +38,15 @@ _PLAIN_EVERY = 10.0  # seconds between two plain progress lines
 class Progress:
     """Seconds spent per stage, and how far along the blocks are."""
 
-    def __init__(self, quiet: bool = False, log: Path | None = None) -> None:
-        """log: a file to append to; SourceError where that cannot be."""
+    def __init__(
+        self,
+        quiet: bool = False,
+        log: Path | None = None,
+        words: Callable[[str], str] = lambda text: text,
+    ) -> None:
+        """log: a file to append to; SourceError where that cannot be. words: for what speaks of
+        options of the command line, as every sentence does (qtool/api/words.py)."""
+        self._words = words
         self.seconds: dict[str, float] = dict.fromkeys(STAGES, 0.0)
         self._began = time.monotonic()
         self._quiet = quiet
@@ -98,6 +105,7 @@ class Progress:
 
     def say(self, text: str) -> None:
         """One line that stays."""
+        text = self._words(text)
         self.event("message", text=text)
         self._show(text)
 

@@ -138,7 +138,7 @@ def _to_gguf(recipe: GgufRecipe, asked: Asked, progress: Progress) -> Summary:
     from qtool.gguf.quantize import run_gguf
     from qtool.gguf.request import GgufRequest, artifact_path, unlike_gguf
     from qtool.hub import resolve
-    from qtool.runs.replacing import check_apart
+    from qtool.runs.replacing import check_apart, check_not_among
     from qtool.runs.workspace import check_free
     from qtool.texts.mixture import check_source
 
@@ -172,6 +172,7 @@ def _to_gguf(recipe: GgufRecipe, asked: Asked, progress: Progress) -> Summary:
             check_free(modelfile_path(target), is_folder=False)
     with progress.stage("download"):
         source = resolve(asked.model, progress)
+    check_not_among(target, source)
     gpu = None if device is None else device.name
     stating = _stating(asked, source, target, progress, gpu)
     request = GgufRequest(

@@ -97,6 +97,22 @@ def check_apart(out: Path, *inputs: Path) -> None:
             )
 
 
+def check_not_among(out: Path, source: Path) -> None:
+    """UnsupportedError where a file `out` would be taken for one of the model's whose folder
+    `source` is, from then on. Folders in there, and files of other kinds, are read by nobody."""
+    from qtool.gguf.inspect import gguf_models
+
+    above = Path(os.path.realpath(out)).parent
+    if not source.is_dir() or above != Path(os.path.realpath(source)):
+        return
+    kind = out.suffix.lower()
+    if kind in (".safetensors", ".json") or (kind == ".gguf" and gguf_models(source)):
+        raise UnsupportedError(
+            f"{out}: would lie among the files of {source}, and be taken for one of that model's; "
+            "name a file in another folder"
+        )
+
+
 def _check_inputs(out: Path, inputs: Sequence[Path]) -> None:
     target = Path(os.path.realpath(out))
     here = Path.cwd()

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from qtool import __version__
 from qtool.artifacts.stored_config import plain_config
 from qtool.checkpoints.checkpoint import Checkpoint
+from qtool.checkpoints.finite import not_finite
 from qtool.checkpoints.structure import fused_layer, untied, without_float64
-from qtool.errors import SourceError
 from qtool.formats import FORMATS
 from qtool.formats.dtypes import written_dtype
 from qtool.formats.facts import Facts, in_config
@@ -110,7 +110,7 @@ class Sink:
             raw = self.checkpoint.raw(name) if whole else self.checkpoint.stretch(name, start, stop)
             if planned.dtype in FLOAT_DTYPES:
                 values = to_float32(raw, planned.dtype, (raw.size // width,))
-                check_values(values, start // width, planned, self.checkpoint.file_of(name))
+                check_values(values, start // width, planned, self.checkpoint)
                 if written_dtype(planned.dtype) != planned.dtype:
                     raw = from_float32(values, written_dtype(planned.dtype), name)
             yield raw
@@ -214,17 +214,16 @@ def _dense_linears(tensors: Sequence[Planned]) -> tuple[str, ...]:
     return (*matrices, *dict.fromkeys(stacks))
 
 
-def check_values(values: NDArray[np.float32], start: int, planned: Planned, where: Path) -> None:
+def check_values(
+    values: NDArray[np.float32], start: int, planned: Planned, checkpoint: Checkpoint
+) -> None:
     """SourceError naming the first NaN or infinity of values [n], which stand in the tensor from
     position `start` on."""
     finite = np.isfinite(values)
     if not finite.all():
         first = int(np.argmin(finite))
         index = [int(i) for i in np.unravel_index(start + first, planned.shape)]
-        raise SourceError(
-            f"{where}: tensor {planned.name!r} holds {values[first]} at {index}; "
-            "weights must be finite, so the file is damaged or was saved wrongly"
-        )
+        raise not_finite(checkpoint, planned.name, index, float(values[first]))
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:

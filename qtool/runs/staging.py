@@ -78,6 +78,10 @@ def check_out_file(out: Path, replace: Replace | None = None) -> None:
     _require_name(out)
     if out.is_dir():
         raise UnsupportedError(f"{out}: is a folder; name the file to make with -o")
+    if out.exists() and not out.is_file():
+        raise UnsupportedError(
+            f"{out}: is no plain file, but a device or a pipe; choose another -o"
+        )
     if out.exists() or out.is_symlink():
         if replace is None:
             way = ", or give --replace" if out.suffix.lower() == ".gguf" else ""

@@ -29,7 +29,7 @@ from qtool.runs import already, naming
 from qtool.runs.already import AlreadyMade, Earlier
 from qtool.runs.differences import AnotherRun, told
 from qtool.runs.journal import Journal
-from qtool.runs.lock import acquire, empty, remove
+from qtool.runs.lock import acquire, empty, forget, remove
 from qtool.runs.naming import Stating
 from qtool.runs.replacing import Replace
 from qtool.runs.staging import (
@@ -67,9 +67,17 @@ class Workspace:
             raise AnotherRun(f"{self.out}: is of another run")
         return self.folder / "artifact"
 
-    def conclude(self, made: Mapping[str, Any]) -> None:
-        """What is finished; the same command is told so where this run is killed from now on."""
-        self.said.update(facts=self.journal.facts, made=made)
+    def conclude(self, made: Mapping[str, Any], facts: Mapping[str, Any] | None = None) -> None:
+        """What is finished; the same command is told so where this run is killed from now on.
+
+        facts: what it was of, where that is more than was agreed on.
+        """
+        self.said.update(facts=self.journal.facts if facts is None else dict(facts), made=made)
+
+    def told_of(self, facts: Mapping[str, Any]) -> None:
+        """AlreadyMade where a run of all these was killed after it had named the output."""
+        if self.earlier is not None:
+            self.earlier.agree(facts)
 
     def agree(self, facts: Mapping[str, Any]) -> None:
         """Note what this run is made of; ResumeError where the unfinished one was made of other.
@@ -248,10 +256,12 @@ def _asked_again(
         if stating is not None:
             _state(target, stating, earlier.stated)
         remove(folder)
+        forget(folder)
         raise
     except AnotherRun as error:
         naming.finish(folder, target)
         remove(folder)
+        forget(folder)
         check_free(out, is_folder=is_folder, replace=replace)  # which refuses it, as a rule
         raise AnotherRun(f"{error}; the same command again takes its place") from None
     finally:
@@ -337,6 +347,7 @@ def _sweep(out: Path) -> None:
         if naming.is_given(folder, target):
             naming.finish(folder, target)
             remove(folder)
+            forget(folder)
         os.close(lock)
         _sweep_sources(target, out)
 

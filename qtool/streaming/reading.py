@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
+from qtool.checkpoints.finite import not_finite
 from qtool.errors import SourceError, UnsupportedError
 from qtool.streaming.torch_calls import TorchCalls
 from qtool.streaming.weights import Weights
@@ -98,10 +99,7 @@ def require_finite(checkpoint: Weights, name: str, values: torch.Tensor) -> None
     low, high = torch.aminmax(values)
     if not bool(torch.isfinite(low) & torch.isfinite(high)):
         bad = (~torch.isfinite(values)).nonzero()[0].tolist()
-        raise SourceError(
-            f"{checkpoint.file_of(name)}: tensor {name!r} holds {float(values[tuple(bad)])} at "
-            f"{bad}; weights must be finite, so the file is damaged or was saved wrongly"
-        )
+        raise not_finite(checkpoint, name, bad, float(values[tuple(bad)]))
 
 
 class EmbeddingRows(TorchCalls):

@@ -262,6 +262,8 @@ def test_notes_of_errors_in_the_words_of_python(
         ({"max_shard_size": 500}, "max_shard_size: expected a text, found 500"),
         ({"max_ram": 1.5}, "max_ram: expected a text or a whole number, found 1.5"),
         ({"calibration": ["a", "b"]}, "calibration: expected a text or a path, found ['a', 'b']"),
+        ({"seed": -1}, "seed=-1: expected 0 to 4,294,967,295"),
+        ({"length": 4}, "length=4: expected 8 to 1,048,576"),
         ({"changes": [("a.b", 4)]}, "changes: expected a list of texts, found [('a.b', 4)]"),
         ({"changes": {"a.b": 4}}, "changes: expected a list of texts, found {'a.b': 4}"),
     ],

@@ -2,17 +2,18 @@
 
 import os
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from qtool.converting import resume
+from qtool.converting.certificate import Converted
 from qtool.converting.request import Request
 from qtool.converting.run import convert
 from qtool.converting.targets import target
-from qtool.errors import ResumeError
+from qtool.errors import ResumeError, UnsupportedError
 from qtool.formats.gguf_file import GgufFile
 from qtool.formats.gguf_writer import GgufWriter
 from qtool.formats.safetensors_file import StreamWriter
@@ -25,6 +26,7 @@ from qtool.runs.progress import Progress
 from support.converting import converting
 from support.converting.killed_conversions import killed, steps
 from support.runs import quantizing
+from support.runs.killed_named import killed_named
 from support.runs.killed_runs import damage
 from support.runs.quantizing import Call, files
 from support.verification.verifying import forget_digests
@@ -68,12 +70,12 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def make(root: Path, case: Case, out: Path, **more: object) -> None:
+def make(root: Path, case: Case, out: Path, **more: object) -> Converted:
     request = Request(
         root / case.source, target(case.to), out, lossy=case.lossy, max_shard_bytes=case.shard,
         **more,  # type: ignore[arg-type]
     )  # fmt: skip
-    convert(request, Progress(quiet=True))
+    return convert(request, Progress(quiet=True))
 
 
 def begin(model: Path, out: Path) -> None:
@@ -258,3 +260,35 @@ def test_what_an_earlier_run_left_beside_the_weights_goes(
         old.write_text("of old")
     make(sources, case, out)
     assert quantizing.files(out) == quantizing.files(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("name", [*CASES, *FILES])
+def test_killed_when_it_has_its_name_it_is_told_finished(
+    name: str, sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = (CASES | FILES)[name]
+    out, whole = (tmp_path / f"{one}{'.gguf' * (name in FILES)}" for one in ("out", "whole"))
+    made = make(sources, case, whole)
+    killed_named(lambda: make(sources, case, out), out)
+    with pytest.raises(UnsupportedError, match="exist"):  # of another command
+        make(sources, case, out, fresh=True)
+    killed_named(lambda: make(sources, case, out, replaces=True), out)
+    kept = files(out) if out.is_dir() else out.read_bytes()
+    monkeypatch.setattr(StreamWriter, "add", None)
+    monkeypatch.setattr(GgufWriter, "rows", None)
+    again = make(sources, case, out)
+    assert again.json() == replace(made, artifact=str(out)).json()
+    assert (files(out) if out.is_dir() else out.read_bytes()) == kept
+    assert {path for path in tmp_path.iterdir()} == {out, whole}
+    with pytest.raises(UnsupportedError, match="exist"):
+        make(sources, case, out)
+
+
+def test_killed_when_it_has_its_name_another_command_finds_it_in_its_way(
+    sources: Path, tmp_path: Path
+) -> None:
+    case, out = CASES["rounded"], tmp_path / "out"
+    killed_named(lambda: make(sources, case, out), out)
+    with pytest.raises(UnsupportedError, match="exists and is not empty"):
+        make(sources, case, out, dtype="float32")
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]

@@ -12,6 +12,7 @@ import pytest
 
 import qtool
 from qtool.errors import ResumeError, UnsupportedError
+from qtool.fitting import costs as kept
 from qtool.fitting import slopes
 from qtool.fitting.of_gguf import losses_of
 from qtool.fitting.request import Fitted
@@ -20,6 +21,7 @@ from support.fitting.fitting_runs import SMALL, fitted, tiny
 from support.gguf import gguf_from_hf, gguf_models
 from support.runs import quantizing
 from support.runs.faulty_runs import KEPT
+from support.runs.killed_named import killed_named
 from support.runs.killed_runs import KILLED, Died, damage, dying
 from support.runs.quantizing import Call
 
@@ -230,3 +232,32 @@ def test_kill_9(recipe: str, lines: int, tiny: Path, tmp_path: Path, call: Call)
     assert call(*words, "-o", other).status == 0
     assert out.read_bytes() == other.read_bytes()
     assert not folder.exists()
+
+
+@pytest.mark.parametrize("costs", [False, True])
+def test_killed_when_it_has_its_name_it_is_told_finished(
+    costs: bool, tiny: Path, whole: Fitted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out.yaml"
+    asked = {"bits": 4.5, "costs": tmp_path / "costs" if costs else None}
+    killed_named(lambda: fitted(tiny, out, **asked), out)
+    text = out.read_bytes()
+    monkeypatch.setattr(slopes, "measure", None)
+    monkeypatch.setattr(kept, "read", None)
+    found = fitted(tiny, out, **asked)
+    same = {one: getattr(found, one) for one in ("made", "loss", "before", "chosen", "members")}
+    assert same == {one: getattr(whole, one) for one in same}
+    assert (found.out, out.read_bytes()) == (out, text)
+    assert {path.name for path in tmp_path.iterdir()} == {"out.yaml", *["costs"] * costs}
+    with pytest.raises(UnsupportedError, match="exists"):
+        fitted(tiny, out, **asked)
+
+
+@pytest.mark.parametrize("other", [{"bits": 5}, {"types": "q3_k,q4_k"}, {"sets": ["pure=true"]}])
+def test_killed_when_it_has_its_name_another_command_finds_it_in_its_way(
+    other: dict[str, Any], tiny: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out.yaml"
+    killed_named(lambda: fitted(tiny, out, bits=4.5), out)
+    with pytest.raises(UnsupportedError, match="exists"):
+        fitted(tiny, out, **{"bits": 4.5, **other})

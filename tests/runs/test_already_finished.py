@@ -2,7 +2,9 @@
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +17,7 @@ from qtool.runs.workspace import check_free
 from support.runs.replacing import FREELY, artifact, mark_of
 
 FOLDER = ".out.partial"
+KILLED = 9
 
 
 class Killed(BaseException):
@@ -157,3 +160,68 @@ def test_what_tells_nothing_is_not_believed(
     with pytest.raises(UnsupportedError, match="give --replace"):
         quantized(out)
     assert os.listdir(tmp_path) == ["out"]
+
+
+def dying_while_it_goes(out: Path, steps: int) -> None:
+    """This process ends before the next step, of so many, that takes away what is beside `out`."""
+
+    def counted(plain: Callable[..., None]) -> Callable[..., None]:
+        def step(*given: Any, **more: Any) -> None:
+            nonlocal steps
+            if out.exists() and Path(given[0]) != out:
+                if not steps:
+                    os._exit(KILLED)
+                steps -= 1
+            plain(*given, **more)
+
+        return step
+
+    for name in ("unlink", "rmdir"):
+        setattr(Path, name, counted(getattr(Path, name)))
+    os.rename = counted(os.rename)
+
+
+@pytest.mark.parametrize("gone", range(5))
+def test_whatever_of_the_hidden_folder_is_gone(gone: int, tmp_path: Path) -> None:
+    """Killed before each step that takes away the last of it, it is told finished."""
+    out = tmp_path / "out"
+    child = os.fork()
+    if child == 0:
+        try:
+            dying_while_it_goes(out, gone)
+            quantized(out)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == KILLED
+    assert mark_of(out) == "new" and len(os.listdir(tmp_path)) > 1
+    with pytest.raises(AlreadyMade) as found:
+        quantized(out)
+    assert found.value.made == {"mark": "new"} and os.listdir(tmp_path) == ["out"]
+    with pytest.raises(UnsupportedError, match="give --replace"):
+        quantized(out)
+
+
+@pytest.mark.parametrize("replace", [None, FREELY])
+def test_the_last_of_it_is_of_another_run(replace: Replace | None, tmp_path: Path) -> None:
+    """Where an artifact lies now that it does not tell of, it goes, and nothing is called done."""
+    out = artifact(tmp_path / "out", "another")
+    last = tmp_path / ".out.ended"
+    made = {"facts": {"recipe": "new"}, "made": {"mark": "new"}, "seen": [], "stated": False}
+    last.write_text(json.dumps(made))
+    if replace is None:
+        with pytest.raises(UnsupportedError, match="give --replace"):
+            quantized(out)
+    else:
+        quantized(out, replace=replace)
+        assert mark_of(out) == "new"
+    assert os.listdir(tmp_path) == ["out"]
+
+
+@pytest.mark.parametrize("text", ["mine", "{}", '{"seen": []}'])
+def test_a_file_of_that_name_that_is_not_ours_stays(text: str, tmp_path: Path) -> None:
+    out, theirs = tmp_path / "out", tmp_path / ".out.ended"
+    theirs.write_text(text)
+    quantized(out)
+    with pytest.raises(UnsupportedError, match="give --replace"):
+        quantized(out)
+    assert theirs.read_text() == text and mark_of(out) == "new"

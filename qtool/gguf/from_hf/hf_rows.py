@@ -12,6 +12,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
+from qtool.checkpoints.finite import beyond
 from qtool.errors import FormatError, UnsupportedError
 from qtool.formats import safetensors_file as st
 from qtool.formats.safetensors_file import TensorInfo
@@ -88,9 +89,17 @@ class HfRows:
             values = (flat.view(np.float16) + np.float16(self.add)).astype(np.float32)
         else:
             values = st.to_float32(flat, self._info.dtype, shape) + np.float32(self.add)
+            if self._info.dtype == "F64" and np.isinf(values).any():
+                self._refuse_beyond()
         if self.values is not None:
             values = self._stored(values)
         return values.view(np.uint8)
+
+    def _refuse_beyond(self) -> None:
+        """SourceError where a number of the checkpoint's is beyond float32."""
+        for stretch, info in self.parts:
+            if (error := beyond(info, stretch)) is not None:
+                raise error
 
     def _grown(self, values: NDArray[np.float32], first: int) -> NDArray[np.uint8]:
         """Rows from `first` on, multiplied."""

@@ -9,7 +9,7 @@ import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.converting import resume
 from qtool.converting.certificate import Certificate, Rounded, Squares
 from qtool.converting.model import DTYPE_NAMES
-from qtool.converting.resume import at_once
+from qtool.converting.resume import Place, at_once
 from qtool.errors import FormatError, QtoolError, ResumeError, UnsupportedError
 from qtool.formats.safetensors_file import (
     DTYPE_BYTES,
@@ -55,7 +55,7 @@ _GENERATION = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 # Where something of a layout is made, and what of it an earlier run has finished.
-Place = Callable[[Layout], AbstractContextManager[tuple[Path, Journal | None]]]
+Making = Callable[[Layout], AbstractContextManager[Place]]
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def convert_to_hf(
     dtype: str | None,
     max_shard_bytes: int,
     progress: Progress,
-    place: Place,
+    place: Making,
     digest: str | None = None,
 ) -> Converted:
     """Write the checkpoint to `out`; nothing is left under that name unless all succeeds.
@@ -99,8 +99,9 @@ def convert_to_hf(
             dequantized[kind] = dequantized.get(kind, 0) + 1
     specs = [spec for tensor in model.tensors for spec in tensor.specs]
     layout = plan_shards(specs, max_shard_bytes)
-    with place(layout) as (folder, journal), progress.stage("export"):
-        _write(model, files, layout, folder, journal, progress)
+    with place(layout) as making, progress.stage("export"):
+        folder = making.path
+        _write(model, files, layout, folder, making.journal, progress)
         certificate = Certificate(
             source=origin(source) | {"digest": digest, "dtype": named},
             format="hf",
@@ -113,16 +114,18 @@ def convert_to_hf(
         record = {"made_from": made_from(source), "conversions": [certificate.json()]}
         (folder / "qtool.json").write_bytes(_json({"qtool": __version__, **record}))
         add_digests(folder)
-    return Converted(
-        artifact=str(out),
-        architecture=str(model.config["architectures"][0]),
-        dtype=named,
-        tensors=certificate.compared,
-        size_bytes=layout.size,
-        dequantized=dequantized,
-        certificate=certificate,
-        warnings=source.warnings,
-    )
+        done = Converted(
+            artifact=str(out),
+            architecture=str(model.config["architectures"][0]),
+            dtype=named,
+            tensors=certificate.compared,
+            size_bytes=layout.size,
+            dequantized=dequantized,
+            certificate=certificate,
+            warnings=source.warnings,
+        )
+        making.conclude(asdict(done))
+    return done
 
 
 @contextmanager
