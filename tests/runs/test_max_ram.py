@@ -39,17 +39,20 @@ SETS = (
 )
 MUCH = 1 << 40
 PROCESS = estimate.TORCH_PROCESS_BYTES
-# The highest peaks of two threads, in MiB, as tests/bars/max_ram.py and memory.py --wide have
-# measured them: hidden, inner and key widths, samples of 512 tokens.
+# The lowest and the highest peaks of two threads, in MiB, as tests/bars/max_ram.py and memory.py
+# --wide have measured them: hidden, inner and key widths, samples of 512 tokens.
 MEASURED = [
-    ("w4g128-gptq", (1024, 2816, 256), 8, 664),
-    ("w4g128-awq", (1024, 2816, 256), 8, 630),
-    ("w4g128-awq-gptq", (1024, 2816, 256), 8, 669),
-    ("w4g128-gptq", (2048, 5632, 512), 8, 1175),
-    ("w4g128-awq", (2048, 5632, 512), 8, 1043),
-    ("w4g128-gptq", (4096, 11008, 4096), 16, 2953),
-    ("w4g128-awq", (4096, 11008, 4096), 16, 2574),
+    ("w4g128-gptq", (1024, 2816, 256), 8, (590, 664)),
+    ("w4g128-awq", (1024, 2816, 256), 8, (630, 638)),
+    ("w4g128-awq-gptq", (1024, 2816, 256), 8, (669, 669)),
+    ("w4g128-gptq", (2048, 5632, 512), 8, (1016, 1175)),
+    ("w4g128-awq", (2048, 5632, 512), 8, (978, 1043)),
+    ("w4g128-gptq", (4096, 11008, 4096), 16, (2817, 2953)),
+    ("w4g128-awq", (4096, 11008, 4096), 16, (2507, 2574)),
+    ("fp8-static", (2048, 5632, 512), 8, (793, 804)),
+    ("int8-llmint8", (2048, 5632, 512), 8, (790, 819)),
 ]
+LITTLE, MUCH_MORE = 0.06, 0.15
 
 
 @pytest.fixture(autouse=True)
@@ -287,15 +290,16 @@ def test_states_count_among_what_the_disk_must_hold(
 
 
 @pytest.mark.parametrize(("recipe", "widths", "samples", "measured"), MEASURED)
-def test_the_estimate_is_a_little_more_than_what_was_measured(
-    recipe: str, widths: tuple[int, int, int], samples: int, measured: int,
+def test_the_estimate_is_about_what_was_measured(
+    recipe: str, widths: tuple[int, int, int], samples: int, measured: tuple[int, int],
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(estimate, "TORCH_PROCESS_BYTES", PROCESS)
     model = header_files.write(tmp_path / "m", header_files.llama(2, *widths, vocabulary=2048))
     sets = [f"calibration.samples={samples}", "calibration.length=512", "gptq.yaqa=0"]
     planned = make_plan(load(recipe, sets), Checkpoint.open(model), threads=2).peak_rss_bytes
-    assert measured <= planned / 2**20 <= 1.1 * measured
+    least, most = measured
+    assert (1 - LITTLE) * most <= planned / 2**20 <= (1 + MUCH_MORE) * least
 
 
 @pytest.mark.parametrize(
@@ -342,17 +346,37 @@ def test_an_embedding_and_a_head_take_what_either_does_when_read_back(tmp_path: 
         ("w4g128-rtn", 1, 203), ("w4g128-rtn", 2, 249), ("w4g128-rtn", 4, 330),
         ("w8a16-ct", 1, 228), ("w8a16-ct", 2, 275), ("w8a16-ct", 4, 419),
         ("fp8-dynamic", 1, 249), ("fp8-dynamic", 2, 303), ("fp8-dynamic", 4, 399),
-        ("nvfp4", 1, 243), ("nvfp4", 2, 266), ("w4g64-mlx-rtn", 2, 259),
+        ("nvfp4", 1, 244), ("nvfp4", 2, 266), ("w4g64-mlx-rtn", 2, 259),
     ],
 )  # fmt: skip
 def test_rounding_to_nearest_is_estimated(
     recipe: str, threads: int, measured: int, tmp_path: Path
 ) -> None:
-    """As measured of two layers of a Llama 4096 wide."""
+    """The highest peaks of two layers of a Llama 4096 wide; of several threads the lowest are a
+    sixth less, as chance has it who works when."""
     shapes = header_files.llama(2, 4096, 14336, 1024, vocabulary=2048)
     model = Checkpoint.open(header_files.write(tmp_path / "m", shapes))
     planned = make_plan(load(recipe), model, threads=threads)
-    assert measured <= planned.peak_rss_bytes / 2**20 <= 1.25 * measured
+    assert 0.92 * measured <= planned.peak_rss_bytes / 2**20 <= (1 + MUCH_MORE) * measured
+
+
+@pytest.mark.parametrize(
+    ("recipe", "widths", "measured"),
+    [
+        ("w4g128-rtn", (4096, 11008, 4096), 175), ("nvfp4", (4096, 11008, 4096), 202),
+        ("fp8-dynamic", (4096, 11008, 4096), 250), ("w4g128-rtn", (2048, 5632, 512), 124),
+        ("fp8-dynamic", (2048, 5632, 512), 129), ("nvfp4", (2048, 5632, 512), 148),
+        ("fp8-block", (2048, 5632, 512), 131),
+    ],
+)  # fmt: skip
+def test_what_each_thread_stores_is_estimated(
+    recipe: str, widths: tuple[int, int, int], measured: int, tmp_path: Path
+) -> None:
+    """The highest peaks of two threads, of shapes of tests/bars/max_ram.py and memory.py."""
+    shapes = header_files.llama(2, *widths, vocabulary=2048)
+    model = Checkpoint.open(header_files.write(tmp_path / "m", shapes))
+    planned = make_plan(load(recipe), model, threads=2)
+    assert (1 - LITTLE) * measured <= planned.peak_rss_bytes / 2**20 <= 1.16 * measured
 
 
 @pytest.mark.parametrize(
@@ -370,7 +394,7 @@ def test_what_a_view_makes_is_estimated(
     model = Checkpoint.open(header_files.write(tmp_path / "m", shapes, dtype="BF16"))
     view = View(**{one.name: getattr(model, one.name) for one in fields(model)}, source=model)
     planned = make_plan(load(recipe), view, threads=threads)
-    assert measured <= planned.peak_rss_bytes / 2**20 <= 1.25 * measured
+    assert 0.98 * measured <= planned.peak_rss_bytes / 2**20 <= 1.25 * measured
 
 
 @pytest.mark.parametrize(
@@ -381,7 +405,7 @@ def test_wide_rows_are_estimated(recipe: str, threads: int, measured: int, tmp_p
     shapes = header_files.llama(1, 1024, 53248, 256)
     model = Checkpoint.open(header_files.write(tmp_path / "m", shapes, dtype="BF16"))
     planned = make_plan(load(recipe), model, threads=threads)
-    assert measured <= planned.peak_rss_bytes / 2**20 <= 1.3 * measured
+    assert (1 - LITTLE) * measured <= planned.peak_rss_bytes / 2**20 <= 1.2 * measured
 
 
 SEARCH = ["transforms=[smooth]", "smooth.alpha=search"]
