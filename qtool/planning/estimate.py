@@ -69,7 +69,7 @@ HEAD_BYTES_PER_WEIGHT = 19
 # Bytes for each weight of a matrix whose rows make up for each other.
 FED_BACK_BYTES = 10
 # What a run has open that measures slopes of the loss first, beside what `qtool fit` has.
-BESIDE_SLOPES_BYTES = 60_000_000
+BESIDE_SLOPES_BYTES = 40_000_000
 # What malloc keeps for each thread of the arrays that were there before: at most two, since those
 # above 8 MiB go back to the system (qtool.streaming.allocator).
 KEPT_BYTES_PER_WEIGHT, MOST_KEPT_BYTES = 14, 2 << 23
