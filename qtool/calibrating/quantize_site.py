@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from qtool import methods
 from qtool.calibrating.input_scale import stored_scale
 from qtool.calibrating.row_feedback import Rows
-from qtool.calibrating.row_rounding import RowFactor, round_rows
+from qtool.calibrating.row_rounding import factored, round_rows
 from qtool.calibrating.sites import BlockSites, Site
 from qtool.calibrating.stats import MIN_EXPERT_TOKENS, SiteStats, gram_on, is_rare
 from qtool.dequantize import dequantize
@@ -133,9 +133,7 @@ def quantize_site(
             if given is not None:
                 top = largest(planned, weight)
                 sweep = partial(_sweep, given, scheme, options, workers, top)
-                own = None if rows is None else rows.pop(planned.name, None)
-                quant = _rounded(weight, own, sweep, workers.spread, None)
-                del own
+                quant = _rounded(weight, planned.name, rows or {}, sweep, workers.spread, None)
             elif planned.name in there:
                 quant = there.pop(planned.name)
             else:
@@ -186,13 +184,15 @@ def _largest(
 
 def _rounded(
     weight: Floats,
-    rows: Floats | RowFactor | None,
+    name: str,
+    rows: Rows,
     sweep: Callable[[Floats], GroupQuant],
     spread: Spread,
     device: Device | None,
 ) -> GroupQuant:
-    """By rows that make up for each other, as `rows` says, or each alone."""
-    if rows is None:
+    """By rows that make up for each other, as `rows` says of `name`, used up; or each alone."""
+    own = rows.pop(name, None)
+    if own is None:
         return sweep(weight)
     parts: list[GroupQuant] = []
     order: list[NDArray[np.int32]] = []
@@ -203,7 +203,8 @@ def _rounded(
         return dequantize(parts[-1])
 
     try:
-        round_rows(weight, rows, rounded, spread, device)
+        own = factored(own, spread, device)
+        round_rows(weight, own, rounded, spread, device)
     except UnsupportedError as error:
         sweep(weight)  # which says of which row of the matrix it is
         raise advised(UnsupportedError(f"of rows that make up for others, {error}")) from error
@@ -246,9 +247,8 @@ def _swept(
                 options=options,
                 largest=largest(planned, weight),
             )
-            own = rows.pop(planned.name, None)
             with methods.named(planned.name):
-                made[planned.name] = _rounded(weight, own, sweep, in_turn, device)
+                made[planned.name] = _rounded(weight, planned.name, rows, sweep, in_turn, device)
         return made, given.notes
 
 

@@ -41,6 +41,7 @@ from qtool.calibrating.sites import BlockSites, LinearCall
 from qtool.errors import NoGradientError, UnsupportedError
 from qtool.fitting.ends import Ends, advised
 from qtool.fitting.passing import Passing
+from qtool.streaming.allocator import give_back
 from qtool.streaming.device import host
 from qtool.streaming.linears import Matrix, ObserveLinears, WeightIndex
 from qtool.streaming.precision import products_in
@@ -108,6 +109,7 @@ class Feedback:
         widths = {
             kinds[one.matrix]: one.out_features for one in found.linears if one.matrix in kinds
         }
+        give_back()  # what measuring left, between which nothing fits that comes now
         ends = self.ends.behind(block.index, passage.workers)
         room = None if passage.device is None else passage.device.sums_bytes // 2
         rows: Rows = {}
@@ -251,6 +253,29 @@ def _slopes(
 ) -> dict[_Kind, torch.Tensor]:
     """Of a micro-batch, g / sqrt |g| [tokens, out], by each matrix that is called once, and by all
     experts that are called."""
+    counted, found = _taken_back(block, index, stream, number, wanted, ends)
+    if not all(bool(torch.isfinite(one).all()) for one in found.values()):
+        raise block.not_finite()
+    last = {output: kind for kind, made in counted.items() for output, _ in made}
+    told: dict[_Kind, torch.Tensor] = {}
+    for kind, made in counted.items():
+        parts = [_counted(found[output][own]) for output, own in made]
+        told[kind] = parts[0] if len(parts) == 1 else torch.cat(parts)
+        for output in {output for output, _ in made if last[output] == kind}:
+            del found[output]  # they are as many as all that is told
+    return told
+
+
+def _taken_back(
+    block: LoadedBlock,
+    index: WeightIndex,
+    stream: Stream,
+    number: int,
+    wanted: Mapping[Matrix, _Kind],
+    ends: Passing,
+) -> tuple[dict[_Kind, list[tuple[int, Any]]], dict[int, torch.Tensor]]:
+    """Slopes by outputs, each under a number, and which of them, and of their rows, are by a
+    kind's matrices."""
     outputs: dict[_Kind, list[tuple[torch.Tensor, Any]]] = {}  # and which of its rows
 
     def note(matrix: Matrix, output: torch.Tensor, own: Any) -> None:
@@ -269,19 +294,14 @@ def _slopes(
             if kind.routed or (len(made) == 1 and made[0][0].shape[:-1].numel() == tokens)
         }
         if not counted:
-            return {}
+            return {}, {}
         behind = ends[number].to(stream.place)
         by = {id(output): output for made in counted.values() for output, _ in made}
         found = torch.autograd.grad(given, [*by.values()], behind, materialize_grads=True)
-        slopes = dict(zip(by, found, strict=True))
     except RuntimeError as error:
         raise block.no_gradient(error, "what its rows' errors cost cannot be told") from error
-    if not all(bool(torch.isfinite(one).all()) for one in found):
-        raise block.not_finite()
-    return {
-        kind: torch.cat([_counted(slopes[id(output)][own]) for output, own in made])
-        for kind, made in counted.items()
-    }
+    told = {kind: [(id(output), own) for output, own in made] for kind, made in counted.items()}
+    return told, dict(zip(by, found, strict=True))
 
 
 def _counted(slopes: torch.Tensor) -> torch.Tensor:

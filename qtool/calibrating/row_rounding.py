@@ -40,6 +40,17 @@ class RowFactor:
         return cls(there.upper, there.order)
 
 
+def factored(
+    rows: Floats | RowFactor, spread: Spread = in_turn, device: Device | None = None
+) -> RowFactor:
+    """H [out, out], where it is not factored yet. It is as large as its factor: who has no other
+    use for it lets it go."""
+    if isinstance(rows, RowFactor):
+        return rows
+    there = torch.from_numpy(rows) if device is None else device.put(rows)
+    return RowFactor.of(there, spread, device)
+
+
 def rows_of_a_part(rows: int) -> int:
     """Of so many in all."""
     return max(_LEAST, rows // _PARTS // _LEAST * _LEAST)
@@ -54,16 +65,15 @@ def round_rows(
 ) -> None:
     """Round the rows of weight [out, in], part by part, each with what those before it lost.
 
-    rows: H [out, out]. rounded: of some rows, and which they are, what becomes of each, whatever
-    the others are. device: that makes rows up for others; the caller has it alone.
+    rows: as factored() has it. rounded: of some rows, and which they are, what becomes of each,
+    whatever the others are. device: that makes rows up for others; the caller has it alone.
     """
-    if not isinstance(rows, RowFactor):
-        there = torch.from_numpy(rows) if device is None else device.put(rows)
-        rows = RowFactor.of(there, spread, device)
+    rows = factored(rows, spread, device)
     upper, order = rows.upper, rows.order
     if device is not None:
         upper = upper.to(device.place)
     left = torch.from_numpy(np.ascontiguousarray(weight[order], np.float32)).to(upper.device)
+    del weight  # a matrix of the caller's may be here alone
     size = rows_of_a_part(len(left))
     block = size * max(1, _BLOCK // size)
     owed = left.new_empty(min(block, len(left)), left.shape[1])  # by all behind a block

@@ -12,7 +12,7 @@ of an AMD Zen 4 with AVX-512.
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from qtool.gguf.kinds import layer_of
 from qtool.gguf.planned import PlannedTensor
@@ -131,15 +131,9 @@ def shapes_of(
         attending = attention_rows((t.name.removesuffix(".weight"), t.shape) for t in shared)
         made = tuple(sorted((t.shape[0] for t in shared if t.swept), reverse=True))
         last = [t for t in experts if t.swept and is_last(t.name)]
-        fed = max(
-            [t.parameters for t in shared if t.swept] + [t.parameters // t.shape[0] for t in last],
-            default=0,
-        )
         states = active * sum(t.shape[0] * t.shape[1] for t in last)
         blocks.add(
-            Block(
-                4 * sum(numbers), max(numbers), widest, inputs, folded, attending, made, fed, states
-            )
+            Block(4 * sum(numbers), max(numbers), widest, inputs, folded, attending, made, states)
         )
     return Shapes(
         calibrates=True,
@@ -177,12 +171,21 @@ def _searched(
     for tensor in shared:
         kind = tensor.name.split(".")[-2]
         kind = _SAME_INPUT.get(kind, kind)
-        known = found[kind].largest if kind in found else 0
-        largest = max(min(tensor.parameters, most), known)
-        found[kind] = Input(tensor.shape[-1], largest)
+        known = found.get(kind, Input(tensor.shape[-1], 0))
+        found[kind] = replace(
+            known,
+            largest=max(min(tensor.parameters, most), known.largest),
+            rows=max(tensor.shape[0] if tensor.swept else 0, known.rows),
+            fed=max(tensor.parameters if tensor.swept else 0, known.fed),
+        )
     apart = [t for t in experts if not t.name.endswith("ffn_gate_exps.weight")]
     each = [
-        Input(t.shape[-1], min(t.parameters // t.shape[0], most), active)
+        Input(
+            t.shape[-1],
+            min(t.parameters // t.shape[0], most),
+            active,
+            fed=t.parameters // t.shape[0] if t.swept and is_last(t.name) else 0,
+        )
         for t in apart
         for _ in range(t.shape[0])
     ]

@@ -158,6 +158,10 @@ def make_gguf_plan(
     )
 
 
+# Of an element of an array.
+_OBJECT_BYTES: dict[Kind | None, int] = {Kind.STRING: 145, Kind.FLOAT32: 32, Kind.FLOAT64: 32}
+
+
 def _multiplied(
     source: GgufSource, planned: tuple[PlannedTensor, ...]
 ) -> tuple[GgufSource, tuple[PlannedTensor, ...]]:
@@ -171,8 +175,11 @@ def _roughly(value: Value) -> int:
     """Bytes of a value in memory, about."""
     if value.kind is not Kind.ARRAY:
         return 64
-    # Strings that are Python objects take more room than those in a header.
-    return len(value.value) * (24 if isinstance(value.value, StoredArray) else 160)
+    if isinstance(value.value, StoredArray):
+        return len(value.value) * 24
+    # Strings that are Python objects take more room than those in a header; small numbers, of which
+    # there is one object each, take little.
+    return len(value.value) * _OBJECT_BYTES.get(value.element, 8)
 
 
 def _weighed(

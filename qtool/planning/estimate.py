@@ -36,8 +36,8 @@ TURNED_COPIES, TURNED_BYTES = 1.5, 110_000_000
 # states alone, or of these and of what queries, keys and values are, whichever is more.
 KEPT_OF_HIDDEN, KEPT_OF_WIDEST = 26.0, 7.0
 KEPT_OF_ATTENTION, KEPT_BEFORE_ATTENTION, KEPT_OF_ATTENDING = 28.0, 9.0, 6.0
-# The same of one whose parameters have no slopes, beside those of what its matrices give.
-BACK_OF_HIDDEN, BACK_OF_WIDEST = 16.0, 5.0
+# The same of one whose parameters have no slopes, with those of what its matrices give.
+BACK_OF_HIDDEN, BACK_OF_WIDEST = 14.0, 6.0
 # How much more hidden states take, with what goes beside them, where tokens are guided, states of
 # the original model are followed or a block is tuned.
 TUNED_STATES = 1.25
@@ -49,23 +49,27 @@ SOLVE_BYTES, FACTOR_BYTES, WHOLE = 12, 4, 2048
 # Bytes for each number of a Gram matrix and of what it is compared by, when the half that is summed
 # becomes whole; and where the step is found that makes up for what is lost, narrow and wide.
 PAIR_BYTES, STEP_BYTES, WIDE_STEP_BYTES = 10, 27, 22
-# Temporary bytes per weight while a matrix is rounded and packed (float32 copies, codes, words).
-ROUNDING_BYTES_PER_WEIGHT = 14
+# Temporary bytes per weight while a matrix is rounded and packed (float32 copies, codes, words);
+# and while it is to nearest, of a block that is there in float32.
+ROUNDING_BYTES_PER_WEIGHT, NEAREST_BYTES_PER_WEIGHT = 14, 8
 # Where its rows are rounded some at a time: what these take, at most, and for each number of the
-# largest tensor; and what is left in memory of each thread, of a matrix as it is stored. The same
-# of rows so wide that the fewest of them are more, and of those that are compared at the end; and
-# where a view makes the matrices, for each byte of one.
-BAND_BYTES_PER_WEIGHT, VIEW_BYTES_PER_BYTE = 24, 1.1
-ROWS_BYTES, ROWS_BYTES_PER_WEIGHT, KEPT_BYTES_OF_ROUNDED = 20_000_000, 7, 0.97
+# largest one, and at most of floats of 4 bits; how often each thread has a matrix as it is stored,
+# and how much of it is left in memory. The same of rows so wide that the fewest of them are more
+# than FREE_OF_BAND, and of those that are compared at the end; and where a view makes the matrices,
+# for each byte of one.
+BAND_BYTES_PER_WEIGHT, FREE_OF_BAND = 24, 20_000_000
+REPORTED_BYTES_PER_WEIGHT, VIEW_BYTES_PER_BYTE = 26, 1.105
+ROWS_BYTES, ROWS_BYTES_PER_WEIGHT, ROWS_BYTES_OF_FOURS = 10_000_000, 7, 15_000_000
+STORED_TIMES, KEPT_BYTES_OF_ROUNDED = 1.3, 0.33
 # The same of whole-number codes whose groups are neighbours, which the kernels read back: codes,
 # what they stand for, words.
 LIGHT_BYTES_PER_WEIGHT = 6
 # The same of the rows of a head or an embedding that a thread rounds at once.
 HEAD_BYTES_PER_WEIGHT = 19
-# Bytes for each weight of a matrix whose rows make up for each other, beside those of rounding.
-FED_BACK_BYTES = 12
+# Bytes for each weight of a matrix whose rows make up for each other.
+FED_BACK_BYTES = 10
 # What a run has open that measures slopes of the loss first, beside what `qtool fit` has.
-BESIDE_SLOPES_BYTES = 60_000_000
+BESIDE_SLOPES_BYTES = 40_000_000
 # What malloc keeps for each thread of the arrays that were there before: at most two, since those
 # above 32 MiB, its highest threshold, go back to the system.
 KEPT_BYTES_PER_WEIGHT, MOST_KEPT_BYTES = 14, 2 << 25
@@ -117,24 +121,27 @@ def encoding(shapes: Shapes) -> Peak:
 
 
 def _plain_peak(shapes: Shapes, setting: Setting) -> Peak:
-    """The same of a run that rounds each matrix on its own: some rows a thread are there, and all
+    """The same of a run that rounds each matrix on its own: a thread has some rows of one, and all
     of what they become; then one after another is read back."""
     threads = setting.threads
-    rows = min(ROWS_BYTES, ROWS_BYTES_PER_WEIGHT * shapes.largest)
-    band = max(0, BAND_BYTES_PER_WEIGHT * shapes.band - ROWS_BYTES)
-    reported = BAND_BYTES_PER_WEIGHT * REPORTED_ROWS * shapes.width
+    most = ROWS_BYTES_OF_FOURS if shapes.fours else ROWS_BYTES
+    rows = min(most, ROWS_BYTES_PER_WEIGHT * shapes.quantized)
+    band = max(0, BAND_BYTES_PER_WEIGHT * shapes.band - FREE_OF_BAND)
+    reported = REPORTED_BYTES_PER_WEIGHT * REPORTED_ROWS * shapes.width
     view = int(threads * VIEW_BYTES_PER_BYTE * shapes.viewed)
     whole = threads * shapes.whole * ROUNDING_BYTES_PER_WEIGHT
-    kept = int((threads - 1) * shapes.quantized * KEPT_BYTES_OF_ROUNDED)
-    together = threads * rows + band + reported + shapes.quantized
+    kept = int((threads - 1) * shapes.stored * KEPT_BYTES_OF_ROUNDED)
+    # Twice now and then, of threads that end together; a view's come one after another.
+    stored = shapes.stored if shapes.viewed else int(STORED_TIMES * shapes.stored)
+    together = threads * (rows + stored) + max(band, reported)
     stages = [
         Peak(together + view, "some rows for each thread"),
         Peak(whole + view, "one tensor for each thread"),
         Peak(rows + shapes.back + kept + view, "a quantized matrix, read back"),
         Peak(rows + shapes.head, "the quantized head, read back"),
     ]
-    most = max(stages, key=lambda stage: stage.nbytes)
-    return Peak(ROUNDING_PROCESS_BYTES + most.nbytes, most.of)
+    highest = max(stages, key=lambda stage: stage.nbytes)
+    return Peak(ROUNDING_PROCESS_BYTES + highest.nbytes, highest.of)
 
 
 def _head(shapes: Shapes, setting: Setting) -> Peak:
@@ -192,10 +199,10 @@ def _in_block(shapes: Shapes, block: Block, setting: Setting) -> list[Peak]:
     proof = 4 * block.folded if shapes.chained else 0
     batches = min(threads, -(-shapes.tokens // max(1, shapes.batch)))
     running = batches * activations(shapes, block)
-    jobs = sum(_job(shapes, one) for one in together[:threads])
-    if shapes.grams:
-        most = max((one.largest for one in block.inputs), default=0)
-        jobs += threads * min(KEPT_BYTES_PER_WEIGHT * most, MOST_KEPT_BYTES)
+    jobs = sum(sorted((_job(shapes, one) for one in together), reverse=True)[:threads])
+    most = max((one.largest for one in block.inputs), default=0) if shapes.grams else 0
+    free = threads * min(KEPT_BYTES_PER_WEIGHT * most, MOST_KEPT_BYTES)
+    jobs += free
     codes = block.nbytes // 2 if shapes.tunes else 0  # as they were and with other scales
     guiding = []
     counted = batches * 4 * shapes.batch * shapes.hidden if shapes.guides else 0
@@ -206,15 +213,13 @@ def _in_block(shapes: Shapes, block: Block, setting: Setting) -> list[Peak]:
     backs = []
     if shapes.fed_back:
         rows = 4 * sum(out**2 for out in block.made)
-        shared = shapes.hidden**2 if block.given else 0  # of all experts
+        shared = shapes.hidden if block.given else 0  # by all experts
         kept = BACK_OF_HIDDEN * shapes.passed + BACK_OF_WIDEST * block.widest
-        kept += 2 * sum(block.made) + 3 * block.given  # slopes, and as they count
-        back = block.nbytes + matrices + rows + batches * int(4 * shapes.batch * kept)
-        back += (4 + SOLVE_BYTES) * shared
+        kept = max(kept, 2 * sum(block.made)) + 3 * block.given  # slopes, and as they count
+        back = max(batches * int(4 * shapes.batch * kept), _solving(shared))
+        back += block.nbytes + matrices + rows + 4 * shared**2 + free
         backs = [Peak(back, "slopes by what matrices of a block give")]
-        # Each thread has one matrix as it is to be rounded, and one that is being factored.
-        jobs += rows + 4 * shared + sum(map(_solving, block.made[:threads]))
-        jobs += threads * FED_BACK_BYTES * block.fed
+        jobs += rows + 4 * shared**2
     tuning = []
     if shapes.tunes:
         kept = KEPT_OF_HIDDEN * shapes.passed + KEPT_OF_WIDEST * block.widest
@@ -251,11 +256,16 @@ def _in_block(shapes: Shapes, block: Block, setting: Setting) -> list[Peak]:
 def _job(shapes: Shapes, one: Input) -> int:
     """What a thread needs to round the matrices that read one input, one after another."""
     if not shapes.grams:
-        return ROUNDING_BYTES_PER_WEIGHT * one.largest
+        return NEAREST_BYTES_PER_WEIGHT * one.largest
     each = LIGHT_BYTES_PER_WEIGHT if shapes.light else ROUNDING_BYTES_PER_WEIGHT
     if not shapes.solves:
         return each * one.largest
-    return max(_solving(one.width), FACTOR_BYTES * one.width**2 + each * one.largest)
+    solved = FACTOR_BYTES * one.width**2
+    alone = max(_solving(one.width), solved + each * one.largest)
+    if not shapes.fed_back:
+        return alone
+    # The factor of a matrix's rows takes the place of what it is made of.
+    return max(alone, solved + _solving(one.rows), solved + FED_BACK_BYTES * one.fed)
 
 
 def _solving(width: int) -> int:

@@ -55,6 +55,8 @@ class Input:
     width: int
     largest: int  # numbers in the largest of the matrices
     share: float | None = None  # of an expert's: of the tokens that come here
+    rows: int = 0  # of the matrix with most of them, which all tokens meet
+    fed: int = 0  # numbers in the largest whose rows may make up for each other
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,6 @@ class Block:
     folded: int = 0  # most numbers in matrices of one kind of input, those of all experts together
     attending: int = 0  # rows of queries, keys and values, as far as names tell
     made: tuple[int, ...] = ()  # rows of each matrix that all tokens meet, the most first
-    fed: int = 0  # numbers in the largest of these
     given: float = 0.0  # rows that a token's experts give the hidden states, those of all together
 
 
@@ -166,6 +167,8 @@ class Shapes:
     head: int = 0  # bytes that reading the output head back takes, where it is quantized
     whole: int = 0  # numbers in the largest whose rows are rounded together
     back: int = 0  # bytes that reading the largest quantized one back takes
+    stored: int = 0  # bytes of the largest of them as it is written
+    fours: bool = False  # whether some of them are floats of 4 bits
     band: int = 0  # numbers in the fewest rows that are rounded together
     width: int = 0  # of the widest quantized matrix
     viewed: int = 0  # bytes of the largest of them in its source, where that is a view
@@ -230,11 +233,13 @@ def shapes_of(
 
     inside: dict[int, list[Planned]] = defaultdict(list)
     outside = vocabulary = quantized = largest = hidden = head = longest = stored = 0
-    whole = back = band = width = 0
+    whole = back = band = width = written = 0
     matrices: list[tuple[int, ...]] = []
-    floats = False
+    floats = fours = False
     for tensor in tensors:
-        floats |= tensor.scheme is not None and tensor.scheme.is_float
+        if tensor.scheme is not None and tensor.scheme.is_float:
+            floats = True
+            fours |= tensor.scheme.bits == 4
         largest = max(largest, tensor.parameters)
         matrices.append(tensor.shape)
         if tensor.scheme is not None and tensor.block is None:
@@ -244,6 +249,7 @@ def shapes_of(
         elif tensor.scheme is not None:
             quantized = max(quantized, tensor.parameters)
             back = max(back, read_back(tensor))
+            written = max(written, tensor.nbytes)
             width = max(width, tensor.shape[-1])
             if tensor.scheme.by_rows:
                 band = max(band, rows_together(tensor.scheme.rows) * tensor.shape[1])
@@ -263,7 +269,7 @@ def shapes_of(
         widest = 0
         attending = attention_rows((one.module, one.shape) for one in group)
         made: list[int] = []
-        fed, given = 0, 0.0
+        given = 0.0
         for tensor in group:
             if len(tensor.shape) != 2:
                 continue
@@ -273,21 +279,27 @@ def shapes_of(
             if tensor.scheme is not None:
                 site = structure.input_site(tensor.module)
                 alike[_NUMBER.sub("*", site)] += tensor.parameters
+                rows = fed = 0
                 if share is None:
                     made.append(tensor.shape[0])
-                    fed = max(fed, tensor.parameters)
+                    rows, fed = tensor.shape[0], tensor.parameters
                 elif is_last(tensor.module):
-                    fed = max(fed, tensor.parameters)
+                    fed = tensor.parameters
                     given += share * tensor.shape[0]
                 before = inputs.get(site, Input(tensor.shape[1], 0, share))
-                inputs[site] = replace(before, largest=max(before.largest, tensor.parameters))
+                inputs[site] = replace(
+                    before,
+                    largest=max(before.largest, tensor.parameters),
+                    rows=max(before.rows, rows),
+                    fed=max(before.fed, fed),
+                )
         numbers = [tensor.parameters for tensor in group]
         folded = max(alike.values(), default=0)
         ordered = sorted(inputs.values(), key=lambda one: (-one.width, -one.largest))
         blocks.add(
             Block(
                 4 * sum(numbers), max(numbers), widest, tuple(ordered), folded, attending,
-                tuple(sorted(made, reverse=True)), fed, given,
+                tuple(sorted(made, reverse=True)), given,
             )
         )  # fmt: skip
     settings = recipe.calibration
@@ -304,6 +316,8 @@ def shapes_of(
         quantized=quantized,
         whole=whole,
         back=back,
+        stored=written,
+        fours=fours,
         band=band,
         width=width,
         blocks=tuple(blocks),

@@ -1,6 +1,7 @@
 """`--max-ram` is kept, and `qtool plan` knows what a run takes: peaks of resident memory.
 
     python tests/bars/max_ram.py [--recipe R]... [--shape NAME]... [--samples 8] [--threads 2]
+    python tests/bars/max_ram.py --survey [--recipe R]... [--shape NAME]...
 
 Five shapes: the shipped model, dense Llamas 1024 and 2048 wide, one with a wide vocabulary, and a
 mixture of 32 experts; weights are random. Each is quantized without a budget, with the smallest one
@@ -11,6 +12,9 @@ plan` says, exactly. Exit status 1 where it is not so.
 A run with a budget is in a memory control group whose limit is 1.05 times that: more would kill it.
 Where none can be made (that takes Linux, root, /sys/fs/cgroup), this is told as not checked, and
 the exit status is 2, unless --no-cgroup is given.
+
+With --survey each is made once, without a budget, by recipes that differ in kind, GGUF among them,
+and fitted once; a line says how the estimate and the peak differ, and the last ones sum up.
 """
 
 import argparse
@@ -29,6 +33,7 @@ import commands
 import memory
 
 from qtool.formats.safetensors_file import TensorSpec
+from qtool.recipe.recipe import load
 
 MOST_OVER = 0.05
 MOST_WRONG = 0.15
@@ -85,6 +90,16 @@ SHAPES: dict[str, Callable[[Path], Path]] = {
     "vocabulary": dense(768, 2048, 12, 151_936),
     "experts": mixture,
 }
+
+
+PLAIN = ("w4g128-gptq", "w4g128-awq")
+# Of each kind of recipe one: rounded to nearest, dense, calibrated, rotated, tuned, and into GGUF.
+KINDS = (
+    "w4g128-rtn", "fp8-dynamic", "fp8-block", "nvfp4", "int8-llmint8", "kv-fp8", "fp8-static",
+    "w8a8-smoothquant-static", "w4g128-awq", "w4g128-gptq", "w4g64-mlx-rtn", "w4a4-rotated",
+    "w4a8kv4-qserve", "w4-gptq-rotated", "w4g128-awq-gptq", "nvfp4-awq-gptq",
+    "w4g128-awq-gptq-tune", "bf16", "q4_k_m", "iq2_m", "q4_k_m-awq-gptq", "iq2_m-awq-gptq", "fit",
+)  # fmt: skip
 
 
 def smallest(model: Path, recipe: str, more: list[object]) -> int:
@@ -176,6 +191,42 @@ def measure(
     return good
 
 
+def survey(name: str, model: Path, recipe: str, work: Path, given: argparse.Namespace) -> float:
+    """How much more than the peak of a run the estimate is, as a share of it; prints a line."""
+    out, threads = work / "out", ["--threads", given.threads]
+    if recipe == "fit":
+        out = out.with_suffix(".yaml")
+        command = [sys.executable, "-m", "qtool", "fit", model, "--bits", 4.5, *words(given)]
+        done = commands.run([*command, "-o", out, "--json"])
+    else:
+        loaded = load(recipe)
+        out = out.with_suffix(".gguf") if loaded.format == "gguf" else out
+        done = commands.quantize(
+            model, recipe, out, *(words(given) if loaded.calibrates else threads)
+        )
+    memory.remove(out)
+    estimate = done.out["memory"]["estimated_bytes"]
+    wrong = float(estimate / done.peak - 1)
+    print(
+        f"{name:10} {recipe:23} estimate {estimate / MIB:5.0f}, peak {done.peak / MIB:5.0f} MiB, "
+        f"{wrong:+6.1%}, {done.wall:.0f} s{'' if abs(wrong) <= MOST_WRONG else '  MISSED'}",
+        flush=True,
+    )
+    return wrong
+
+
+def surveyed(found: dict[str, float]) -> bool:
+    """Print what a survey comes to, by shape and recipe; whether no estimate is too far off."""
+    missed = {name: wrong for name, wrong in found.items() if abs(wrong) > MOST_WRONG}
+    least, most = min(found.values()), max(found.values())
+    print(
+        f"{len(found)} runs, estimates {least:+.1%} to {most:+.1%} of the peak, {len(missed)} "
+        f"beyond {MOST_WRONG:.0%}; lower than the peak by more than {MOST_OVER:.0%}: "
+        f"{sum(wrong < -MOST_OVER for wrong in found.values())}"
+    )
+    return not missed
+
+
 def arguments(description: str) -> argparse.ArgumentParser:
     """What this and `fit_memory.py` can be told."""
     parser = argparse.ArgumentParser(description=description.split("\n")[0])
@@ -199,19 +250,29 @@ def words(given: argparse.Namespace) -> list[object]:
 def main() -> None:
     """Measure every shape."""
     parser = arguments(__doc__)
-    parser.add_argument("--recipe", action="append", help="default: w4g128-gptq and w4g128-awq")
+    parser.add_argument(
+        "--recipe", action="append",
+        help="default: w4g128-gptq and w4g128-awq; of a survey those that differ in kind, and fit",
+    )  # fmt: skip
+    parser.add_argument("--survey", action="store_true", help="no budgets, and more recipes")
     given = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
     more = words(given)
     good = True
     unlimited: list[str] = []
+    found: dict[str, float] = {}
     with tempfile.TemporaryDirectory(dir=given.work) as folder:
         work = Path(folder)
         for name in given.shape or SHAPES:
             model = made(name, work)
-            for recipe in given.recipe or ("w4g128-gptq", "w4g128-awq"):
+            for recipe in given.recipe or (KINDS if given.survey else PLAIN):
+                if given.survey:
+                    found[f"{name} {recipe}"] = survey(name, model, recipe, work, given)
+                    continue
                 good &= measure(name, model, recipe, work, more, unlimited)
             remove(model, work)
+    if found:
+        good = surveyed(found)
     if unlimited:
         print(f"not checked in a memory control group: {len(unlimited)} runs", flush=True)
     sys.exit(status(good, unlimited, given.no_cgroup))

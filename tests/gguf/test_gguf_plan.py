@@ -296,6 +296,21 @@ def test_estimates_grow_with_what_there_is_to_do() -> None:
     assert plan_of(many, "iq2_xs", more).seconds < plan_of(all_, "iq2_xs", more).seconds / 3
 
 
+@pytest.mark.parametrize(
+    ("words", "merges", "measured"), [(151_936, 1791, 101), (49_152, 48_900, 100)]
+)
+def test_a_vocabulary_takes_what_was_measured(words: int, merges: int, measured: int) -> None:
+    """Of checkpoints, whose header is made of Python's objects: `bf16` of two threads, of a Llama
+    with more rows in its embedding than words, and of SmolLM2."""
+    header = {
+        "tokenizer.ggml.tokens": array(Kind.STRING, ["word"] * words),
+        "tokenizer.ggml.token_type": array(Kind.INT32, [1] * words),
+        "tokenizer.ggml.merges": array(Kind.STRING, ["a b"] * merges),
+    }
+    planned = plan_of(with_metadata(SMALL, header), "bf16", threads=2).peak_rss_bytes / 2**20
+    assert 0.96 * measured <= planned <= 1.15 * measured
+
+
 def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     monkeypatch.setattr("sys.argv", ["qtool", *arguments])
     with pytest.raises(SystemExit) as ended:

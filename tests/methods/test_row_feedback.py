@@ -153,8 +153,10 @@ def test_rows_of_a_gguf_in_another_order(
     assert own is not None and not rows and swept_site._rows_of(part, {}) is None
     factor = RowFactor.of(torch.from_numpy(h), in_turn, None)  # of rows that are no expert's
     assert swept_site._rows_of(part, {"w": factor}) is None
+    rows = {"w": h}
     with Workers(1) as workers:
-        made = swept_site._fed_back(part, own, known, block, workers, None, moved)
+        made = swept_site._fed_back(part, rows, known, block, workers, None, moved)
+    assert made is not None and not rows
     here = np.empty(40, np.float32)  # what each row of the block is multiplied by
     here[order] = grown[:, 0]
     wanted = halves(fed_back(weight * here[:, None], h / np.outer(here, here), halves))

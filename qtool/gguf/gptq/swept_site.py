@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from qtool import methods, native_gguf
 from qtool.calibrating.quantize_site import signal_and_noise
 from qtool.calibrating.row_feedback import FED_BACK, Rows
-from qtool.calibrating.row_rounding import RowFactor, round_rows
+from qtool.calibrating.row_rounding import RowFactor, factored, round_rows
 from qtool.calibrating.sites import Site
 from qtool.calibrating.stats import SiteStats, gram_on, is_rare
 from qtool.gguf.estimate import SWEPT_AT_ONCE as AT_ONCE
@@ -100,11 +100,9 @@ def sweep_site(
         known = _known(square, parts, seen, rare, options, workers, device)
     fed: dict[tuple[str, int], Blocks] = {}  # by tensor and matrix
     for part in parts if known.swept else ():
-        own = _rows_of(part, rows or {})
-        if own is not None:
-            fed[part.tensor.name, part.matrix] = _fed_back(
-                part, own, known, block, workers, device, moved
-            )
+        done = _fed_back(part, rows or {}, known, block, workers, device, moved)
+        if done is not None:
+            fed[part.tensor.name, part.matrix] = done
     made, notes = _sweep(parts, known, block, file, workers, device, each, moved, fed)
     return made, [*notes, *([FED_BACK] if fed else [])]
 
@@ -274,14 +272,17 @@ def _rows_of(part: Part, rows: Rows) -> Floats | RowFactor | None:
 
 def _fed_back(
     part: Part,
-    rows: Floats | RowFactor,
+    rows: Rows,
     known: _Known,
     block: LoadedBlock,
     workers: Workers,
     device: Device | None,
     moved: bool,
-) -> Blocks:
-    """A matrix whose rows make up for each other, as `rows` says."""
+) -> Blocks | None:
+    """A matrix whose rows make up for each other, as `rows` says, used up; None of others."""
+    own = _rows_of(part, rows)
+    if own is None:
+        return None
     type_, width = part.tensor.type, part.tensor.source.in_features
     count = matrices_of(part.tensor)[1]
     made = np.empty((count, type_.row_bytes(width)), np.uint8)
@@ -290,12 +291,14 @@ def _fed_back(
         made[which] = blocks = sweep.blocks_of(some, type_, known.given, workers.share())
         return native_gguf.dequantize(blocks, type_, width, threads=1)
 
-    weight = rows_before(block, part.tensor, part.matrix * count, count, moved)
+    before = partial(rows_before, block, part.tensor, part.matrix * count, count, moved)
     if device is None:
-        round_rows(weight, rows, rounded, workers.spread)
+        own = factored(own, workers.spread)
+        round_rows(before(), own, rounded, workers.spread)
     else:
         with device.alone, device.explained():
-            round_rows(weight, rows, rounded, device=device)
+            own = factored(own, device=device)
+            round_rows(before(), own, rounded, device=device)
     return made
 
 
