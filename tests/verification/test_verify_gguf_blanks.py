@@ -52,6 +52,17 @@ def test_what_is_no_damage(kind: str) -> None:
     assert found(stored(weight, kind), kind, weight) == []
 
 
+def test_what_the_type_has_nothing_for() -> None:
+    """Scales of NVFP4 end at 2^-10; bytes that are lost beside such blocks are found."""
+    weight = WEIGHT * np.float32(0.008)
+    weight[5, 64:128] *= 0.25
+    raw = stored(weight, "NVFP4")
+    assert not raw.reshape(64, -1, 36)[5, 1].any()
+    assert found(raw, "NVFP4", weight) == []
+    raw.reshape(64, -1, 36)[7, 2] = 0
+    assert [(one.row, one.columns.start) for one in found(raw, "NVFP4", weight)] == [(7, 128)]
+
+
 @pytest.mark.parametrize("recipe", ["q4_k_m", "q8_0", "q2_k"])
 def test_one_sentence_of_a_file(recipe: str, tmp_path: Path) -> None:
     path = tmp_path / "x.gguf"

@@ -2,7 +2,8 @@
 
 A run of bytes of 0 is chance in no type: each stands for codes at an end of their range, or for
 scales. Only where the source is about 0, or beside a weight that is far larger than all others of
-its block, is it no damage, and then the block is near the source.
+its block, is it no damage, and then the block is near the source; or where the type itself has
+nothing for weights so small.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from qtool.gguf_types import BY_NAME
+from qtool import native_gguf
+from qtool.gguf_types import BY_NAME, BlockType
 from qtool.verification.against.side_by_side import Floats
 from qtool.verification.finding import Finding
 from qtool.verification.gguf.single_blocks import OffBlock, Placed
@@ -23,6 +25,7 @@ _WORD = 8  # bytes: a run has one that lies evenly
 _MANY = 0.1  # of the blocks: zeros on purpose
 # Relative error of a block: times the typical one, at the least and at the most.
 _FAR, _LEAST, _MOST = 3.0, 0.3, 0.9
+_WORSE = 1.5  # times what the type loses of a block
 _SMALL = 0.05  # of the mean square: blocks that are about 0
 
 
@@ -55,10 +58,22 @@ def blanks(
     far = min(max(_FAR * typical, _LEAST), _MOST) ** 2
     found = []
     for at in np.flatnonzero((whole > least) & (lost > far * whole)):
+        if lost[at] <= _WORSE * _lost_by_the_type(was[at], block):
+            continue
         row, number = divmod(hit[at], wide)
         columns = range(number * block.weights, (number + 1) * block.weights)
         found.append(Blank(row, columns, float(lost[at])))
     return found
+
+
+def _lost_by_the_type(was: NDArray[np.float64], block: BlockType) -> float:
+    """Squared, of a block's weights: NVFP4 has no scales for those that are small beside a whole
+    matrix."""
+    if block.needs_importance:
+        return 0.0
+    weight = was.astype(np.float32)[None]
+    kept = native_gguf.dequantize(native_gguf.encode(weight, block), block, block.weights)
+    return float(np.square(was - kept[0]).sum())
 
 
 def _runs(flat: NDArray[np.uint8]) -> list[tuple[int, int]]:
