@@ -137,15 +137,15 @@ def _step(target: Target, source: SourceTensor, by_name: Mapping[str, Tensor]) -
     name = parts[0].name
     if not isinstance(reader, HfRows) or reader.add or len(parts) != len(source.origin):
         why = f"belongs to {source.name} together with tensors that are not quantized"
-        return GgufStep(source, Q8_0, parts, None, {name: Obstacle(name, why)})
+        return GgufStep(source, Q8_0, parts, None, {name: _stuck(name, why)})
     order = None
     if reader.columns is not None or reader.cut is not None:
         why = f"has columns that {source.name} has in another order, or as rows"
-        return GgufStep(source, Q8_0, parts, None, {name: Obstacle(name, why)})
+        return GgufStep(source, Q8_0, parts, None, {name: _stuck(name, why)})
     if reader.rows is not None:
         if len(parts) > 1:
             why = f"is one of several tensors whose rows {source.name} mixes"
-            return GgufStep(source, Q8_0, parts, None, {name: Obstacle(name, why)})
+            return GgufStep(source, Q8_0, parts, None, {name: _stuck(name, why)})
         order = reader.rows.forward(
             np.arange(source.rows, dtype=np.int64), reader.groups, source.rows
         )
@@ -158,6 +158,11 @@ def _step(target: Target, source: SourceTensor, by_name: Mapping[str, Tensor]) -
     if len(types) > 1 and types != {Q4_0, Q4_1}:
         against[name] = Obstacle(name, _UNEQUAL.format(source.name))
     return GgufStep(source, type_, parts, order, against)
+
+
+def _stuck(name: str, why: str) -> Obstacle:
+    """A matrix that no type can have as it is, by --lossy neither."""
+    return Obstacle(name, why, hint="a GGUF recipe takes it: `qtool quantize` with --requantize")
 
 
 def _nvfp4(step: GgufStep, found: Mapping[str, "_Looked"]) -> GgufStep:

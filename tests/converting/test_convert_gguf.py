@@ -289,6 +289,19 @@ def test_what_is_put_together_is_refused_in_codes(
         assert not (tmp_path / "out").exists()
 
 
+def test_a_matrix_that_becomes_two_has_another_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of latent attention, whose columns become rows of one of them."""
+    monkeypatch.setattr(from_hf, "tokenizer_metadata", lambda *_, **__: {})
+    folder = gguf_models.build("deepseek-v3", tmp_path / "model", dtype="bfloat16")
+    quantized = quantizing.quantize(folder, "w8a16-ct", tmp_path / "out").out
+    for lossy in (False, True):
+        with pytest.raises(UnsupportedError, match="kv_b_proj.* `qtool quantize` with --requantize"):
+            run(quantized, "gguf", tmp_path / "x.gguf", lossy=lossy)
+    assert not (tmp_path / "x.gguf").exists()
+
+
 @pytest.mark.parametrize("block", [Q4_0, Q4_1, Q8_0], ids=lambda block: block.name)
 def test_blocks_are_those_of_gguf_py(block: BlockType) -> None:
     """Bytes drawn at random, read by gguf-py and by us; then packed again from the codes."""
