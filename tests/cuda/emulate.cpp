@@ -74,9 +74,10 @@ static const Entry entries[] = {
     QT_GEMV_KERNELS(OTHER) QT_PACK_KERNELS(OTHER) QT_ENCODED(ENCODED) QT_ENCODED_WHOLE(ENCODED)
     QT_MEASURE_KERNELS(OTHER) QT_QUANTIZE_KERNELS(OTHER) QT_ROUND_KERNELS(OTHER)
     QT_TRIED_KERNELS(OTHER)
+    QT_TRIED_ROOMY(OTHER)
 };
 #define ONE(name, ...) +1
-enum { ENTRIES = sizeof entries / sizeof entries[0], OWN = ENTRIES - (0 QT_TRIED_KERNELS(ONE)) };
+enum { ENTRIES = sizeof entries / sizeof entries[0], OWN = ENTRIES - (0 QT_TRIED_KERNELS(ONE) QT_TRIED_ROOMY(ONE)) };
 
 /* Of qtool's own kernels. */
 extern "C" const char *kernel_name(int64_t i) { return i < OWN ? entries[i].name : nullptr; }

@@ -21,15 +21,24 @@ from support.cuda.gemv_tasks import (
     results,
     small_integers,
 )
-from support.cuda.tried_kernels import TEXT, TRIED, by, compiled, tried
+from support.cuda.tried_kernels import ROOMY, TEXT, TRIED, by, compiled, tried
 from support.kernels import packed_definitions as define
 from support.kernels.random_matrices import random_blocks, random_quant
 
 __all__ = ["compiled", "emulator"]
 
 
+@pytest.fixture(autouse=True)
+def roomy(emulator: Emulator, request: pytest.FixtureRequest) -> None:
+    """Only products.py, which compares results, too, launches these on a GPU."""
+    given = getattr(request.node, "callspec", None)
+    if isinstance(emulator, OnGpu) and given and given.params.get("name") in ROOMY:
+        pytest.skip("the driver has to be asked for its shared memory before")
+
+
 def test_all_are_listed() -> None:
     assert len(TRIED) == TEXT.count("X(tried_") > 5
+    assert min(ROOMY.values()) > tried.OWN_ROOM
     assert {layout for layout, *_ in TRIED.values()} == set(more_tasks._BLOCKS)
     assert {TRIED[name][0] for name in ALIKE} == set(more_tasks._BLOCKS)
 
@@ -38,7 +47,7 @@ def test_all_are_listed() -> None:
 @pytest.mark.parametrize(("batch", "splits"), [(1, 1), (3, 2), (8, 3)])
 def test_as_near_as_sums_in_float32(emulator: Emulator, name: str, batch: int, splits: int) -> None:
     """Of as many turns as a warp has places for, fewer, and more; of several blocks of rows."""
-    for shape in [(256, 512), (128, 2816)]:
+    for shape in [(256, 512), (max(128, TRIED[name][3]), 2816)]:
         exact, make, terms, floor = of_layout(TRIED[name][0], shape)
         x = inputs(batch, shape[1])
         product(emulator, by(name, make(x), splits), x, exact, terms, floor)
@@ -56,7 +65,7 @@ def test_sums_that_are_exact(emulator: Emulator, name: str) -> None:
         exact = native_gguf.dequantize(blocks, BY_NAME["Q4_K"], 1536).astype(np.float64)
         make = q4_k_tasks(blocks, 1536, x)
     else:
-        quant = random_quant(4, (192, 1536), 128)
+        quant = random_quant(4, (3 * max(64, TRIED[name][3]), 1536), 128)
         powers = np.exp2(np.random.default_rng(1).integers(-8, -4, quant.scale.shape))
         quant = dataclasses.replace(quant, scale=powers.astype(np.float16))
         exact = quant.dequantize().astype(np.float64)
@@ -94,21 +103,57 @@ def test_places_are_watched(emulator: Emulator, name: str) -> None:
     """A matrix that ends too early is read outside of it."""
     if isinstance(emulator, OnGpu):
         pytest.skip("a GPU says nothing")
-    layout = TRIED[name][0]
-    _, make, _, _ = of_layout(layout, (128, 1024))
-    tasks, out = make(inputs(1, 1024)), room((1, 128), np.float16)
+    rows = max(128, TRIED[name][3])
+    _, make, _, _ = of_layout(TRIED[name][0], (rows, 1024))
+    tasks, out = make(inputs(1, 1024)), room((1, rows), np.float16)
     (task,) = by(name, tasks, 1)(out, None, None)
     short = {**task.fields, "codes_bytes": task.fields["codes_bytes"] - 16}
     said = emulator.fault(dataclasses.replace(task, fields=short), out.size)
     assert said is not None and "read outside" in said
 
 
+KERNELS = {str(kernel): kernel for kind in tried.NAMES for kernel in tried.kernels_of(kind)}
+
+
 @pytest.mark.parametrize(
-    ("kind", "number"),
-    [("awq", 3), ("gptq", 9), ("gptq", -7), ("gptq", -1), ("q4_k", 2), ("q4_k", 6), ("q4_k", -1)],
+    "name",
+    [
+        "awq 512-8-1",
+        "awq ahead-256-2-2-0",
+        "awq wide-512-4-1-2-128",
+        "awq broad-256-2-1-2-128",
+        "gptq ring-128-1-2-4",
+        "gptq ring-256-1-4-2-32",
+        "gptq bulk-256-1-4-2-32",
+        "q4_k early-128-1-2-4",
+        "q4_k ring-256-2-2-2",
+        "q4_k bulk-256-2-2-2",
+    ],
 )
-def test_those_that_are_timed_compile(kind: str, number: int) -> None:
-    """By NVRTC, as there; of rings, that they take the memory that their launch asks for."""
+def test_those_that_are_timed_compile(name: str) -> None:
+    """By NVRTC, as there; that they take the memory that their launch asks for."""
     pytest.importorskip("cuda.bindings.nvrtc", reason="needs NVRTC: make cuda-ptx")
-    kernel = tried.kernels_of(kind)[number]
-    assert b"gemv_tried" in compiling.compile_source("tried", kernel.unit, "sm_90")
+    assert b"gemv_tried" in compiling.compile_source("tried", KERNELS[name].unit, "sm_90")
+
+
+MOST_ROOM = (228 << 10) // 2 - 1024  # bytes that two blocks of an SM of sm_90 may have each
+
+
+@pytest.mark.parametrize("shape", [(4096, 4096), (8192, 8192), (14336, 4096)])
+@pytest.mark.parametrize("rows", [64, 128])
+def test_awq_has_some_beside_which_the_next_begins(shape: tuple[int, int], rows: int) -> None:
+    """Where a block takes half of an SM at most, by some number of blocks that is not above that of
+    SMs, nor far below it, and of which each has asked for all of its own before it waits, or for
+    64 KB."""
+    found = []
+    for kernel in tried.kernels_of("awq"):
+        down, parts, _, resident = kernel.blocks
+        if not kernel.shared or resident < 2 or kernel.room > MOST_ROOM or kernel.rows != rows:
+            continue
+        turns, runs = kernel.numbers[2], shape[1] // tried.COLUMNS["awq"]
+        splits = 132 // (shape[0] // down)
+        asked = min(turns * parts, runs // max(1, splits)) * down * tried.PLACES["awq"]
+        all_ = splits * parts * turns >= runs
+        if splits and splits * (shape[0] // down) >= 100 and (all_ or asked >= 64 << 10):
+            found.append(kernel.name)
+    assert len(found) > 1

@@ -129,7 +129,8 @@ def test_what_is_timed(
     products.main()
     parts = products.families_of([*products.NAMES])
     assert [name for _, name in parts] == sorted(
-        (name for _, name in parts), key=["", "ahead", "early", "ring", "bulk"].index
+        (name for _, name in parts),
+        key=["", "wide", "ahead", "early", "ring", "broad", "bulk"].index,
     )
     files = {
         part: products.OUT / f"gpu-products-{part[0]}-{part[1] or 'usual'}.jsonl" for part in parts

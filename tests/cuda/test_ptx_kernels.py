@@ -1,6 +1,7 @@
 """Where kernels run as PTX (QTOOL_TEST_DEVICE=ptx): each change of a kernel's text is found, by its
 result or by what its accesses are."""
 
+import dataclasses
 import os
 import re
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from qtool.native.sums import squares
 from support.cuda.cuda_emulation import emulator, placed, room
 from support.cuda.encoded_blocks import encoded
 from support.cuda.gemv_tasks import awq_tasks, inputs, of_layout
-from support.cuda.tried_kernels import by, compiled
+from support.cuda.tried_kernels import TRIED, by, compiled
 from support.kernels import packed_definitions as define
 from support.kernels import packed_words
 from support.kernels.random_matrices import random_blocks, random_quant
@@ -123,8 +124,9 @@ def products_tried(name: str) -> Callable[[OnPtx], bool]:
     """Of a kernel of tests/gpu/tried.h, of several turns of each warp."""
 
     def same(emulator: OnPtx) -> bool:
-        _, make, _, _ = of_layout("columns", (64, 2816))
-        tasks, out = make(inputs(2, 2816)), room((2, 64), np.float16)
+        layout, *_, rows = TRIED[name]
+        _, make, _, _ = of_layout(layout, (rows, 2816))
+        tasks, out = make(inputs(2, 2816)), room((2, rows), np.float16)
         (task,) = by(name, tasks, 1)(out, None, None)
         emulator.run(task, out)  # which compares with the host
         return True
@@ -132,7 +134,17 @@ def products_tried(name: str) -> Callable[[OnPtx], bool]:
     return same
 
 
+def test_a_launch_has_to_ask_for_all_of_its_shared_memory(emulator: OnPtx) -> None:
+    _, make, _, _ = of_layout("across", (128, 1024))
+    out = room((1, 128), np.float16)
+    (task,) = by("tried_across_broad", make(inputs(1, 1024)), 1)(out, None, None)
+    assert emulator.fault(task, out.size) is None
+    said = emulator.fault(dataclasses.replace(task, shared=task.shared - 16), out.size)
+    assert said is not None and "outside of shared" in said
+
+
 BULK, RING = products_tried("tried_columns_bulk"), products_tried("tried_columns_ring")
+BROAD, WIDE = products_tried("tried_across_broad"), products_tried("tried_across_wide")
 NO_BARRIER = (r"bar\.sync", 0, "")
 CASES = [
     ("dequantize_columns_4_f16", columns(72, 136, 8), NO_BARRIER),
@@ -171,6 +183,11 @@ CASES = [
     ("tried_columns_ring", RING, (r"bar\.warp\.sync", 0, "")),
     ("tried_columns_ring", RING, (r"bar\.warp\.sync", 1, "")),
     ("tried_columns_ring", RING, (r"wait_group 1", 0, "wait_group 2")),
+    ("tried_across_broad", BROAD, (r"bar\.warp\.sync", 0, "")),
+    ("tried_across_broad", BROAD, (r"bar\.warp\.sync", 1, "")),
+    ("tried_across_broad", BROAD, (r"wait_group 1", 0, "wait_group 2")),
+    ("tried_across_broad", BROAD, (r"cp\.async\.cg", -1, "")),
+    ("tried_across_wide", WIDE, (r"griddepcontrol\.wait;", None, "")),
     ("tried_columns_bulk", BULK, (r"bar\.warp\.sync", -1, "")),
     ("tried_columns_bulk", BULK, (r"mbarrier\.init.*;", 0, "")),
     ("tried_columns_bulk", BULK, (r"(mbarrier\.arrive\S+ _, \S+) \S+;", 0, r"\1 16;")),

@@ -11,11 +11,16 @@
  * 256 bytes of GPTQ's rows of words, 128 of Q4_K's rows, 32 of AWQ's. BULK: by bulk copies of whole rows,
  * of which a lane asks for one at once.
  *
+ * A warp's 64 rows are 32 bytes of each of AWQ's columns, and 256 of each of GPTQ's rows of words. Warps of
+ * 128 or 256 rows read 64 or 128 bytes of a column by one instruction (WordsWide, WordsRing); blocks read up
+ * to 256 where their warps lie abreast.
+ *
  * Rows are a multiple of a warp's, groups of words a multiple of 128 that is a power of two. */
 #ifndef QTOOL_GPU_TRIED_H
 #define QTOOL_GPU_TRIED_H
 
 #include "tried_rows.h"
+#include "tried_wide.h"
 #include "tried_words.h"
 
 /* A kernel whose shared memory its launch asks for: of its own it may have 48 KB. */
@@ -34,6 +39,8 @@
 #define QT_TRIED_KERNELS(X)                                                         \
     X(tried_across_ahead, qt::Gemv<qt::WordsAhead<true, 256, 2, 2, 0>>)              \
     X(tried_columns_ahead, qt::Gemv<qt::WordsAhead<false, 256, 1, 2, 3>>)            \
+    X(tried_across_abreast, qt::Gemv<qt::GemvWords<true, 256, 4, 2>>)                \
+    X(tried_across_wide, qt::Gemv<qt::WordsWide<256, 2, 1, 4, 128>>)                 \
     X(tried_across_ring, qt::Gemv<qt::WordsRing<true, 128, 1, 2, 4>>)                \
     X(tried_columns_ring, qt::Gemv<qt::WordsRing<false, 128, 1, 2, 4>>)              \
     X(tried_columns_half, qt::Gemv<qt::WordsRing<false, 128, 1, 3, 4, 32>>)          \
@@ -44,5 +51,11 @@
     X(tried_q4_k_early, qt::Gemv<qt::BlocksEarly<128, 1, 2, 4>>)                     \
     X(tried_q4_k_rows, qt::Gemv<qt::RowsRing<128, 1, 2, 4>>)                         \
     X(tried_q4_k_one, qt::Gemv<qt::RowsRing<64, 2, 1, 6>>)
+
+/* And whose shared memory is more than that. */
+#define QT_TRIED_ROOMY(X)                                                           \
+    X(tried_across_wider, qt::Gemv<qt::WordsWide<256, 1, 1, 2, 256>>)                \
+    X(tried_across_near, qt::Gemv<qt::WordsRing<true, 256, 4, 2, 2>>)                \
+    X(tried_across_broad, qt::Gemv<qt::WordsRing<true, 128, 1, 2, 2, 128>>)
 
 #endif

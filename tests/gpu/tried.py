@@ -14,13 +14,19 @@ from qtool.cuda.tasks import ceil
 
 _HERE = Path(__file__).parent
 # Threads of a block, warps next to each other, (turns of a ring,) blocks an SM has registers for,
-# (and for how many runs it asks ahead; or rows of a warp, where they are fewer than usual).
+# (and for how many runs it asks ahead; or how many it takes at a time;) and rows of a warp, where
+# they are not as many as usual.
 WORDS = [(256, 2, 2), (256, 1, 2), (512, 1, 1)]
 BLOCKS = [(128, 1, 2, 4), (128, 1, 1, 4)]
 AHEAD = [(256, 2, 2, 0), (256, 2, 2, 1), (256, 2, 2, 3), (256, 1, 2, 1), (256, 1, 2, 3)]
 AHEAD += [(512, 1, 1, 1)]
 RINGS = [(128, 1, 2, 4), (128, 1, 2, 5), (256, 1, 1, 3), (256, 1, 2, 2), (256, 2, 2, 2)]
 RINGS += [(512, 1, 2, 1)]
+ABREAST = [(256, 4, 2), (512, 8, 1)]  # of AWQ
+WIDE = [(256, 1, 1, 4, 128), (256, 2, 1, 4, 128), (128, 1, 3, 4, 128), (512, 4, 1, 2, 128)]
+WIDE += [(256, 2, 2, 2, 128), (256, 1, 1, 2, 256)]
+BROAD = [(256, 1, 1, 2, 128), (256, 2, 1, 2, 128), (128, 1, 2, 2, 128), (256, 2, 2, 1, 128)]
+BROAD += [(512, 4, 1, 1, 128), (256, 4, 2, 2), (128, 1, 6, 2), (128, 2, 6, 2)]
 HALVES = [(128, 1, 4, 5, 32), (256, 1, 2, 3, 32), (256, 1, 4, 2, 32)]  # of GPTQ
 BLOCK_RINGS = [(128, 1, 2, 4), (256, 1, 1, 2), (256, 1, 2, 2), (256, 2, 2, 2)]
 BULK = {
@@ -31,6 +37,7 @@ LAYOUTS = {
     ("awq", ""): "GemvWords<true, {}>", ("gptq", ""): "GemvWords<false, {}>",
     ("awq", "ahead"): "WordsAhead<true, {}>", ("gptq", "ahead"): "WordsAhead<false, {}>",
     ("awq", "ring"): "WordsRing<true, {}>", ("gptq", "ring"): "WordsRing<false, {}>",
+    ("awq", "wide"): "WordsWide<{}>", ("awq", "broad"): "WordsRing<true, {}>",
     ("q4_k", ""): "GemvQ4K<{}>", ("q4_k", "ring"): "RowsRing<{}>",
     ("q4_k", "early"): "BlocksEarly<{}>",
     ("gptq", "bulk"): "WordsRing<false, {}, true>", ("q4_k", "bulk"): "RowsRing<{}, true>",
@@ -40,6 +47,7 @@ ROWS = {"awq": 64, "gptq": 64, "q4_k": 32}  # of a warp, and columns that it tak
 COLUMNS = {"awq": 128, "gptq": 128, "q4_k": 256}
 PLACES = {"awq": 66.5, "gptq": 66.5, "q4_k": 160.0}  # bytes of a row in a turn of a ring
 APART = {"gptq": 512, "q4_k": 0}  # and of what lies between bulk copies
+RING, OWN_ROOM = ("ring", "broad", "bulk"), 48 << 10  # bytes that a launch need not ask for
 VECTORS = 8  # that a block has sums for
 
 
@@ -76,18 +84,19 @@ class Kernel:
 
     @property
     def room(self) -> int:
-        """Bytes of shared memory of a block of a ring: sums of all warps, a flag, the ring, and its
-        barriers."""
+        """Bytes of shared memory of a block: sums of all warps, a flag, a ring and its barriers."""
         threads, _, turns, *_ = self.numbers
+        turns = turns if self.family in RING else 0
         sums, turn = VECTORS * (self.rows + 4) * 4, int(self.rows * PLACES[self.kind])
         if self.family == "bulk":
             turn += APART[self.kind] + 8
-        return ceil(threads // 32 * (sums + turns * turn), 16) * 16 + 16
+        rest = 16 if turns else 32  # no ring is a byte
+        return ceil(threads // 32 * (sums + turns * turn), 16) * 16 + rest
 
     @property
     def shared(self) -> int:
         """Bytes that its launch has to ask for."""
-        return self.room if self.family in ("ring", "bulk") else 0
+        return self.room if self.family in RING or self.room > OWN_ROOM else 0
 
     @property
     def unit(self) -> str:
@@ -101,7 +110,8 @@ class Kernel:
     def blocks(self) -> tuple[int, int, int, int]:
         """As `_BLOCKS` of more_tasks has it."""
         threads, abreast = self.numbers[:2]
-        resident = self.numbers[2 if self.family == "ahead" or len(self.numbers) == 3 else 3]
+        few = self.family in ("ahead", "wide") or len(self.numbers) == 3
+        resident = self.numbers[2 if few else 3]
         return self.rows * abreast, threads // 32 // abreast, threads, resident
 
     @property
@@ -117,6 +127,8 @@ def kernels_of(kind: str) -> list[Kernel]:
     families = {"": WORDS, "ahead": AHEAD, "ring": RINGS + (HALVES if kind == "gptq" else [])}
     if kind == "q4_k":
         families = {"": BLOCKS, "early": BLOCKS[:1], "ring": BLOCK_RINGS}
+    if kind == "awq":
+        families |= {"": WORDS + ABREAST, "wide": WIDE, "broad": BROAD}
     families["bulk"] = BULK.get(kind, [])
     return [Kernel(kind, name, numbers) for name, all_ in families.items() for numbers in all_]
 

@@ -14,6 +14,19 @@ QT_HD void let_next_begin()
 #endif
 }
 
+/* Adds a lane's sums of words times their scales, as qtool's kernel does. */
+template <class WORDS, int TILES>
+QT_HD void add_scaled(const uint32_t *scales, int l, const Sums (*sums)[HELD], Sums (*acc)[HELD])
+{
+    QT_UNROLL
+    for (int i = 0; i < 2 * TILES; i++) {
+        const float scale = WORDS::scale(scales, i), *from = sums[i / 2][l].at + 2 * (i & 1);
+        float *to = acc[i / 2][l].at + 2 * (i & 1);
+        to[0] = fma(scale, from[0], to[0]);
+        to[1] = fma(scale, from[1], to[1]);
+    }
+}
+
 /* qtool's kernel for Q4_K, which lets the next one begin first. */
 template <int OF_BLOCK, int NEXT, int TURNS, int OF_SM>
 struct BlocksEarly : GemvQ4K<OF_BLOCK, NEXT, TURNS, OF_SM> {

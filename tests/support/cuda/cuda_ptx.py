@@ -59,7 +59,8 @@ class OnPtx(Emulator):
         each = len(values.bytes) // elements // values.grain
         if written is not None:
             owner[np.repeat(written != 0, each)] = SEVERAL
-        grid = machine.Grid(task.blocks, task.threads, self.core, task.waits and self.programmatic)
+        waits = task.waits and self.programmatic
+        grid = machine.Grid(task.blocks, task.threads, self.core, waits, task.shared)
         parameters = [0, *(fields.get(name, 0) for name in FIELDS)]
         said = machine.run(own, grid, [*arrays, *own.tables], parameters)
         self._early = {array.real for array in arrays if array.early}

@@ -24,15 +24,24 @@ tried = importlib.util.module_from_spec(_SPEC)
 sys.modules["tried"] = tried  # where its dataclass looks
 _SPEC.loader.exec_module(tried)
 TEXT = tried.source()
-_LISTED = re.compile(r"X\((tried_(across|columns|q4_k)_\w+), qt::Gemv<qt::\w+<(.*)>>\)")
+_LISTED = re.compile(r"X\((tried_(across|columns|q4_k)_\w+), (qt::Gemv<qt::\w+<(.*)>>)\)")
+
+
+def _blocks(layout: str, numbers: str) -> tuple[str, int, int, int]:
+    threads, abreast, _, *more = [int(n) for n in numbers.split(", ") if n.isdigit()]
+    rows = more[1] if len(more) > 1 else tried.ROWS["q4_k" if layout == "q4_k" else "awq"]
+    return layout, threads, abreast, rows
+
+
 # Of each kernel: the layout it is of, threads of a block, warps next to each other, their rows.
-TRIED = {
-    name: (
-        layout,
-        *[int(n) for n in numbers.split(", ") if n.isdigit()][:2],
-        32 if layout == "q4_k" or "half" in name else 64,
-    )
-    for name, layout, numbers in _LISTED.findall(TEXT)
+TRIED = {name: _blocks(layout, numbers) for name, layout, _, numbers in _LISTED.findall(TEXT)}
+# And bytes of shared memory that its launch asks for, as products.py does.
+_SHARED = {
+    kernel.layout: kernel.shared for kind in tried.NAMES for kernel in tried.kernels_of(kind)
+}
+ROOMY = {
+    name: _SHARED[layout]
+    for name, _, layout, _ in _LISTED.findall(TEXT[TEXT.index("QT_TRIED_ROOMY") :])
 }
 
 
@@ -43,7 +52,8 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def unit_of(kernel: str) -> tuple[str, str]:
         if kernel.startswith("tried_"):
-            return "tried", f"{TEXT}\nQT_TRIED_KERNELS(QT_KERNEL)\n"
+            lists = "QT_TRIED_KERNELS(QT_KERNEL)\nQT_TRIED_ROOMY(QT_ROOMY_KERNEL)\n"
+            return "tried", f"{TEXT}\n{lists}"
         return real(kernel)
 
     monkeypatch.setattr(compiling, "unit_of", unit_of)
@@ -68,6 +78,6 @@ def by(name: str, make: Tasks, splits: int) -> Tasks:
         with instead(name, splits):
             first, *more = make(out, keep, done)
         assert first.kernel.startswith("gemv_")
-        return dataclasses.replace(first, kernel=name), *more
+        return dataclasses.replace(first, kernel=name, shared=ROOMY.get(name, 0)), *more
 
     return tasks

@@ -43,6 +43,7 @@ class Grid:
     threads: int
     core: tuple[int, int] = HOPPER
     waits: bool = False  # whether every thread has to wait for the kernels before
+    shared: int = 0  # bytes of shared memory that the launch asks for
 
 
 def _grains(kernel: Kernel) -> dict[str, int]:
@@ -89,8 +90,10 @@ class Machine(Barriers):
         parameters: list[np.uint64],
         order: Order,
     ) -> None:
+        sizes = own.kernel.sizes
+        sizes = {**sizes, "shared": sizes["shared"] + grid.shared}
         super().__init__(arrays, blocks, grid.threads, begin * grid.threads, order,
-                         own.kernel.sizes, own.grains, grid.waits)  # fmt: skip
+                         sizes, own.grains, grid.waits)  # fmt: skip
         self.own, self.core, self.parameters = own, grid.core, parameters
         thread = (self.lanes % grid.threads).astype(np.uint32)
         number = (self.block + begin).astype(np.uint32)

@@ -16,6 +16,7 @@ _ENTRY = re.compile(r"\.visible\s+\.entry\s+(\w+)\s*\(([^)]*)\)([^{]*)\{")
 _THREADS = re.compile(r"\.maxntid\s+(\d+)")
 _LABEL = re.compile(r"([$\w]+):")
 _ROOM = re.compile(r"\.(shared|local)\s+\.align\s+(\d+)\s+\.b8\s+([\w$]+)\[(\d+)\]")
+_OF_LAUNCH = re.compile(r"\.extern\s+\.shared\s+\.align\s+(\d+)\s+\.b8\s+([\w$]+)\[\];")
 _NUMBERED = re.compile(r"(%[a-zA-Z]+)\d+")
 _WORD = re.compile(r"[%$\w]+")
 _IGNORED = (".pragma", ".loc", ".file")
@@ -43,7 +44,7 @@ class Instruction:
 @dataclass
 class Kernel:
     """A kernel's code; `rooms` are its arrays in shared and local memory, (space, offset), and
-    `sizes` how many bytes each space takes."""
+    `sizes` how many bytes each space takes; what a launch asks for of shared memory comes last."""
 
     name: str
     parameters: list[str]
@@ -151,5 +152,8 @@ def parse(text: str) -> Module:
         threads = _THREADS.search(found[3])
         kernel = Kernel(found[1], parameters, int(threads[1]) if threads else 0)
         _body(kernel, text, found.end())
+        for align, name in _OF_LAUNCH.findall(text):
+            kernel.sizes["shared"] += -kernel.sizes["shared"] % int(align)
+            kernel.rooms[name] = ("shared", kernel.sizes["shared"])
         kernels[kernel.name] = kernel
     return Module(kernels, tables)
