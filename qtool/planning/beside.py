@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.checkpoints.layer_names import experts_of
-from qtool.errors import QtoolError, UnsupportedError
+from qtool.errors import QtoolError, SourceError, UnsupportedError
 
 _ADAPTER = "adapter_config.json"  # peft's
 _ADAPTER_WEIGHTS = "adapter_model"
@@ -64,10 +64,10 @@ def refuse_other_config(checkpoint: Checkpoint) -> None:
 
 
 def refuse_no_config(checkpoint: Checkpoint) -> None:
-    """UnsupportedError where a folder has no config.json: no engine loads what is made of it. A
+    """SourceError where a folder has no config.json: no engine loads what is made of it. A
     file that is given by itself may be of whatever a program reads by tensors alone."""
     if checkpoint.path.is_dir() and not (checkpoint.folder / "config.json").is_file():
-        raise UnsupportedError(
+        raise SourceError(
             f"{checkpoint.path}: has no config.json, without which no engine loads what is made of "
             "it; put the model's own beside its weights"
         )

@@ -8,7 +8,7 @@ import pytest
 
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.checkpoints.decoder_names import SAVE_WITH_HEAD
-from qtool.errors import FormatError, UnsupportedError
+from qtool.errors import FormatError, SourceError, UnsupportedError
 from qtool.gguf.from_hf.source import hf_source
 from qtool.planning.plan import make_plan
 from qtool.recipe.recipe import load
@@ -208,7 +208,7 @@ def test_missing_files_are_said(tmp_path: Path) -> None:
     (said,) = make_plan(recipe, Checkpoint.open(tmp_path)).warnings
     assert "no tokenizer, and `qtool quantize` needs one" in said
     (tmp_path / "config.json").unlink()
-    with pytest.raises(UnsupportedError, match=r"has no config\.json, without which no engine"):
+    with pytest.raises(SourceError, match=r"has no config\.json, without which no engine"):
         make_plan(recipe, Checkpoint.open(tmp_path))
     said, _ = make_plan(recipe, Checkpoint.open(tmp_path / "model.safetensors")).warnings
     assert str(tmp_path) not in said and "no config.json, so engines cannot load" in said
