@@ -15,6 +15,12 @@ RTN_CAN = (  # of models that are not run
 )
 
 
+OTHER_MODEL = (  # of a tensor and config.json
+    "one of the two is of another model: put the model's own config.json beside its weights, or "
+    "fetch the model again"
+)
+
+
 class QtoolError(Exception):
     """Root of every failure that qtool explains in a sentence."""
 

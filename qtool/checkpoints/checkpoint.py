@@ -72,6 +72,9 @@ def hash_file(path: Path) -> str:
     return digest.hexdigest()
 
 
+Watch = Callable[[Path, int, "NDArray[np.uint8]"], None]
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """Headers and config of a safetensors checkpoint; `tensors` is in the order of the files."""
@@ -83,6 +86,8 @@ class Checkpoint:
     files: tuple[Path, ...]
     _file_of: Mapping[str, Path] = field(repr=False)
     readable: bool = True  # False: only headers are here
+    # Is shown what is read of the files: which one, from which byte on, the bytes.
+    watch: Watch | None = field(default=None, repr=False, compare=False, kw_only=True)
 
     @classmethod
     def open(cls, path: Path | str, headers: Headers = st.read_header) -> Checkpoint:
@@ -168,7 +173,7 @@ class Checkpoint:
 
     def raw(self, name: str) -> NDArray[np.uint8]:
         """The bytes of a tensor, uint8 [nbytes]."""
-        return st.read_range(self.file_of(name), self.tensors[name])
+        return self._read(name, self.tensors[self._known(name)])
 
     def part(self, name: str, first: int, last: int) -> NDArray[np.uint8]:
         """The bytes of a tensor, from `first` to `last` of its leading axis."""
@@ -176,15 +181,20 @@ class Checkpoint:
         row = info.nbytes // info.shape[0]
         shape = (last - first, *info.shape[1:])
         start, end = info.start + first * row, info.start + last * row
-        return st.read_range(self.file_of(name), TensorInfo(name, info.dtype, shape, start, end))
+        return self._read(name, TensorInfo(name, info.dtype, shape, start, end))
 
     def stretch(self, name: str, start: int, stop: int) -> NDArray[np.uint8]:
         """The bytes of a tensor from `start` to `stop`."""
         info = self.tensors[self._known(name)]
         first, last = info.start + start, info.start + stop
-        return st.read_range(
-            self.file_of(name), TensorInfo(name, info.dtype, info.shape, first, last)
-        )
+        return self._read(name, TensorInfo(name, info.dtype, info.shape, first, last))
+
+    def _read(self, name: str, where: TensorInfo) -> NDArray[np.uint8]:
+        file = self.file_of(name)
+        raw = st.read_range(file, where)
+        if self.watch is not None:
+            self.watch(file, where.start, raw)
+        return raw
 
     def _stretch_of_part(self, name: str, start: int, stop: int) -> NDArray[np.uint8]:
         """The same of what a view makes by whole rows."""

@@ -28,7 +28,6 @@ from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.checkpoints.layer_names import experts_of
 from qtool.checkpoints.single_experts import Stacked
 from qtool.errors import UnsupportedError
-from qtool.formats import safetensors_file as st
 from qtool.formats.mxfp4_experts import misnamed
 from qtool.formats.safetensors_file import FLOAT_DTYPES, TensorInfo
 
@@ -145,7 +144,7 @@ class Apart(Stacked):
             stop = min(start + step, rows)
             row = stored.nbytes // rows
             span = replace(stored, start=stored.start + start * row, end=stored.start + stop * row)
-            band = st.read_range(self.file_of(name), span).view(found.dtype)
+            band = self._read(name, span).view(found.dtype)
             found[:, start:stop] = band.reshape(stop - start, -1)[:, begin:end].T
         return found.reshape(-1).view(np.uint8)
 
@@ -193,7 +192,7 @@ def apart(
             files[piece.name] = single.file
     return Apart(
         checkpoint.path, checkpoint.config, tensors, checkpoint.metadata, checkpoint.files, files,
-        checkpoint.readable, stacks, columns,
+        checkpoint.readable, stacks, columns, watch=checkpoint.watch,
     )  # fmt: skip
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from qtool.checkpoints.checkpoint import Checkpoint
+from qtool.checkpoints.checkpoint import Checkpoint, Watch
 from qtool.errors import SourceError
 from qtool.formats import safetensors_file as st
 from qtool.formats.safetensors_file import FLOAT_DTYPES, TensorInfo
@@ -39,9 +39,11 @@ class Single:
     info: TensorInfo
     file: Path
 
-    def read(self) -> NDArray[np.uint8]:
+    def read(self, watch: Watch | None = None) -> NDArray[np.uint8]:
         """Its bytes as the fused tensor has them."""
         raw = st.read_range(self.file, self.info)
+        if watch is not None:
+            watch(self.file, self.info.start, raw)
         if len(self.info.shape) < 2:
             return raw
         numbers = raw.view(f"u{len(raw) // np.prod(self.info.shape)}").reshape(self.info.shape)
@@ -73,7 +75,8 @@ class Stacked(Checkpoint):
         return self._stretch_of_part(name, start, stop)
 
     def _each(self, name: str, first: int, last: int) -> Iterator[NDArray[np.uint8]]:
-        return (single.read() for single in self.stacks[name][first:last])
+        for single in self.stacks[name][first:last]:
+            yield single.read(self.watch)
 
 
 def single_experts(tensors: Mapping[str, TensorInfo]) -> dict[str, str]:
@@ -111,7 +114,7 @@ def stacked(checkpoint: Checkpoint) -> Checkpoint:
         files.setdefault(shown, checkpoint.file_of(name))
     return Stacked(
         checkpoint.path, checkpoint.config, tensors, checkpoint.metadata, checkpoint.files, files,
-        checkpoint.readable, stacks,
+        checkpoint.readable, stacks, watch=checkpoint.watch,
     )  # fmt: skip
 
 

@@ -1,8 +1,9 @@
 """What a recipe is applied to: a checkpoint, or one that is quantized seen as a plain one."""
 
+from dataclasses import replace
 from pathlib import Path
 
-from qtool.checkpoints.checkpoint import Checkpoint
+from qtool.checkpoints.checkpoint import Checkpoint, Watch
 from qtool.checkpoints.fused_experts import well_named
 from qtool.checkpoints.single_experts import stacked
 from qtool.errors import UnsupportedError
@@ -10,10 +11,10 @@ from qtool.errors import UnsupportedError
 _RELEASED = "mxfp4"
 
 
-def opened(path: Path, requantize: bool) -> Checkpoint:
+def opened(path: Path, requantize: bool, watch: Watch | None = None) -> Checkpoint:
     """The checkpoint or, with --requantize, the view of one that is quantized. gpt-oss as it is
-    released stays as it is: GGUF recipes keep its experts."""
-    checkpoint = stacked(well_named(Checkpoint.open(path)))
+    released stays as it is: GGUF recipes keep its experts. watch: of what is no such view."""
+    checkpoint = stacked(well_named(replace(Checkpoint.open(path), watch=watch)))
     if not requantize:
         return checkpoint
     if _format(checkpoint) in ("dense", _RELEASED):

@@ -29,6 +29,7 @@ from qtool.gguf.pieces import (
     Pieces,
     cached_weights,
     check_sums,
+    hole_in,
     matrices_of,
 )
 from qtool.gguf.planned import PlannedTensor
@@ -165,6 +166,7 @@ class DeviceEncoder:
             writer.rows(piece.tensor, piece.first, blocks[rows])
             done.read[number], done.written[number] = checksum(raw[rows]), checksum(blocks[rows])
             done.size[number], done.lost[number] = size, lost
+            done.holes[number] = hole_in(tensor.source, raw[rows])
 
     def _read(self, tensor: PlannedTensor, made: Sequence[Piece]) -> NDArray[np.uint8]:
         """Rows of the source, in memory that the device reads."""

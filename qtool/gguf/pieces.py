@@ -24,6 +24,7 @@ from qtool.gguf.plan import PlannedTensor
 from qtool.gguf.source import SourceTensor, as_floats
 from qtool.gguf_types import BY_NAME, FLOATS, BlockType
 from qtool.native.sums import checksum
+from qtool.verification.holes import torn, zero_stretches
 
 PIECE_WEIGHTS = 1 << 18
 CACHED_WEIGHTS = 1 << 14  # as float32, twice, in the second cache of a core
@@ -94,15 +95,16 @@ class Done:
         self.written = np.zeros(count, np.uint64)  # checksum of the file's bytes
         self.size = np.zeros(count)  # sum of the squared weights
         self.lost = np.zeros(count)  # sum of the squared differences that quantizing made
+        self.holes = np.zeros(count, np.int64)  # bytes of the source's that are 0 in torn rows
 
     def of(self, numbers: slice) -> str:
         """All of that of some pieces, as text."""
-        rows = (self.read, self.written, self.size, self.lost)
+        rows = (self.read, self.written, self.size, self.lost, self.holes)
         return b64encode(b"".join(row[numbers].tobytes() for row in rows)).decode()
 
     def put(self, numbers: slice, text: Any) -> bool:
         """The inverse of of(); False where `text` is of another number of pieces, or no such."""
-        rows = (self.read, self.written, self.size, self.lost)
+        rows = (self.read, self.written, self.size, self.lost, self.holes)
         try:
             raw = b64decode(text, validate=True)
         except (TypeError, ValueError):
@@ -172,6 +174,7 @@ class Encoder:
         done.read[number] = checksum(raw)
         done.written[number] = done.read[number] if stored is raw else checksum(stored)
         done.size[number], done.lost[number] = size, lost
+        done.holes[number] = hole_in(source, raw)
 
     def _read(self, source: SourceTensor, piece: Piece) -> NDArray[np.uint8]:
         if source.fill is None:
@@ -179,6 +182,15 @@ class Encoder:
         row_bytes = source.type.row_bytes(source.in_features)
         out = _rows(self._raw, piece.last - piece.first, row_bytes)
         return source.fill(piece.first, piece.last, out)
+
+
+def hole_in(source: SourceTensor, raw: NDArray[np.uint8]) -> int:
+    """The bytes of some rows of a matrix [n, bytes of a row] that are 0 in long stretches, which
+    begin or end within a row."""
+    if len(source.shape) < 2:
+        return 0
+    flat = raw.reshape(-1)
+    return torn(flat, zero_stretches(flat), flat.size // len(raw))
 
 
 def floats_of(tensor: PlannedTensor, first: int, last: int) -> Floats:

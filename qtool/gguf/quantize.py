@@ -23,7 +23,7 @@ from qtool.gguf.measuring import Measured, measured
 from qtool.gguf.open import open_source, open_view
 from qtool.gguf.pieces import Done, Encoder, Given, Pieces
 from qtool.gguf.plan import CHECKSUM_KEY, GgufPlan, PlannedTensor, make_gguf_plan
-from qtool.gguf.reports import reports_of
+from qtool.gguf.reports import emptied, reports_of
 from qtool.gguf.request import GgufRequest
 from qtool.gguf.source import GgufSource
 from qtool.gguf.verify import verify
@@ -128,8 +128,9 @@ def _run(
             lacking = [tensor.name for tensor in plan.tensors if _lacks(tensor)]
             notes += found.importance.notes(lacking)
         space.agree(resume.header_fact(plan))
-        reports, odd = _write(request, plan, found, source, progress, space)
+        reports, odd, zeros = _write(request, plan, found, source, progress, space)
         notes += odd
+        warnings += zeros
         seconds = {**progress.seconds, "total": progress.total()}
         made = Summary(
             artifact=str(out),
@@ -168,8 +169,9 @@ def _write(
     source: GgufSource,
     progress: Progress,
     space: Workspace,
-) -> tuple[list[LayerReport], list[str]]:
-    """The file, read back and compared; its layers, and a sentence on those that stand out."""
+) -> tuple[list[LayerReport], list[str], list[str]]:
+    """The file, read back and compared; its layers, a sentence on those that stand out, and what
+    of the source is 0."""
     layout, pieces = plan.layout, Pieces(plan.tensors)
     done, notes = Done(len(pieces)), []
     with opened(space.artifact, layout.size) as descriptor:
@@ -191,7 +193,10 @@ def _write(
             written = replace(plan, metadata={**plan.metadata, CHECKSUM_KEY: string(digest)})
             verify(space.artifact, written, layout, pieces, done, request.threads, range)
             check_written_gguf(space.artifact, source)
-    return reports, notes
+    zeros = emptied(plan, pieces, done)
+    for warning in zeros:
+        progress.say(line(warning))
+    return reports, notes, zeros
 
 
 @dataclass(frozen=True)

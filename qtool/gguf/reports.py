@@ -6,12 +6,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from qtool.gguf.kinds import stored_shape
 from qtool.gguf.pieces import Done, Pieces
 from qtool.gguf.planned import GgufPlan, PlannedTensor
 from qtool.gguf.source import as_floats
-from qtool.gguf_types import BY_NAME
+from qtool.gguf_types import BY_NAME, FLOATS
 from qtool.runs import layer_errors
 from qtool.runs.summary import OUTPUTS, WEIGHTS, LayerReport
+from qtool.runs.zeros import together
+from qtool.verification.holes import EMPTY, said_torn
+from qtool.verification.sentences import FETCH, some
 
 if TYPE_CHECKING:
     from qtool.gguf.gptq.sweeping import Sweeping
@@ -36,6 +40,22 @@ def reports_of(
     encoded = [number for number, tensor in enumerate(plan.tensors) if not tensor.copied]
     with ThreadPoolExecutor(threads) as pool:
         return list(pool.map(report, encoded))
+
+
+def emptied(plan: GgufPlan, pieces: Pieces, done: Done) -> list[str]:
+    """Sentences on matrices of the source that are 0, or have holes; see qtool.runs.zeros."""
+    said: dict[str, str] = {}
+    for number, tensor in enumerate(plan.tensors):
+        source, numbers = tensor.source, pieces.of(number)
+        known = source.type in FLOATS or source.type.name in BY_NAME
+        if not known or not source.rows or len(stored_shape(source.shape)) < 2:
+            continue
+        name = some(source.origin) or tensor.name
+        if not done.size[numbers].any():
+            said[name] = EMPTY
+        elif hole := int(done.holes[numbers].sum()):
+            said[name] = said_torn(hole, FETCH)
+    return together(said)
 
 
 def _coarseness(tensor: PlannedTensor, lost: float) -> float | None:

@@ -5,8 +5,8 @@ import re
 from dataclasses import replace
 
 from qtool.checkpoints.checkpoint import Checkpoint
-from qtool.checkpoints.layer_names import experts_of, is_head
-from qtool.errors import QtoolError, UnsupportedError
+from qtool.checkpoints.layer_names import experts_of
+from qtool.errors import QtoolError, SourceError, UnsupportedError
 
 _ADAPTER = "adapter_config.json"  # peft's
 _ADAPTER_WEIGHTS = "adapter_model"
@@ -63,11 +63,24 @@ def refuse_other_config(checkpoint: Checkpoint) -> None:
         raise UnsupportedError(f"{checkpoint.path}: {by_table.said_shapes(wrong)}; {whose}")
 
 
+def refuse_no_config(checkpoint: Checkpoint) -> None:
+    """SourceError where a folder has no config.json: no engine loads what is made of it. A
+    file that is given by itself may be of whatever a program reads by tensors alone."""
+    if checkpoint.path.is_dir() and not (checkpoint.folder / "config.json").is_file():
+        raise SourceError(
+            f"{checkpoint.path}: has no config.json, without which no engine loads what is made of "
+            "it; put the model's own beside its weights"
+        )
+
+
 def check_whole(checkpoint: Checkpoint) -> list[str]:
     """UnsupportedError where tensors are sure to be missing; or what seems to be wrong: blocks that
-    are not there or lack what others have, no head, a tokenizer of another model."""
+    are not there, lack what others have or are not counted, no head, tensors that the class does
+    not know, a tokenizer of another model."""
     from qtool.artifacts.artifact import Artifact
     from qtool.verification import by_table
+    from qtool.verification.beyond import blocks_not_counted
+    from qtool.verification.heads import lacks_head, said_headless
     from qtool.verification.subject import subject_of
     from qtool.verification.tensors import lacking
     from qtool.verification.tokens import of_another_model
@@ -80,23 +93,25 @@ def check_whole(checkpoint: Checkpoint) -> list[str]:
         other = of_another_model(subject)
         row = by_table.row_of(checkpoint.config)
         bare = None if row is None else by_table.bare_name(subject.present, row[0])
+        headless = said_headless(subject) if lacks_head(subject) else None
+        named = row is not None and by_table.named_so(subject, *row)
+        extra = by_table.extra_by_table(subject, *row) if row is not None and named else []
+        uncounted = blocks_not_counted(subject)
     except QtoolError:
         return []  # is told where it matters
     if found is not None:
         raise UnsupportedError(f"{checkpoint.path}: {found}; fetch it again, or check config.json")
-    if _lacks_head(checkpoint):
-        odd.append("there is no output head, and config.json says that the embedding is none")
-    said = [f"{one}; is a part of it missing?" for one in odd]
+    if headless is not None and named:
+        raise UnsupportedError(
+            f"{checkpoint.path}: {headless}; fetch the model again or, where its embedding is its "
+            "head, correct tie_word_embeddings"
+        )
+    said = [f"{one}; is a part of it missing?" for one in filter(None, [*odd, headless])]
     if bare is not None:
         said.append(by_table.said_bare(*bare))
-    return said if other is None else [*said, other]
-
-
-def _lacks_head(checkpoint: Checkpoint) -> bool:
-    named = checkpoint.config.get("architectures")
-    speaks = isinstance(named, list) and any(str(one).endswith("ForCausalLM") for one in named)
-    untied = checkpoint.config.get("tie_word_embeddings") is False
-    return speaks and untied and not any(is_head(n.rpartition(".")[0]) for n in checkpoint.tensors)
+    if extra and row is not None:
+        said.append(by_table.said_extra(extra, row[1]))
+    return [*said, *filter(None, (uncounted, other))]
 
 
 def said(checkpoint: Checkpoint) -> list[str]:

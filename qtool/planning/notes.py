@@ -13,7 +13,6 @@ from qtool.recipe.consistency import without
 from qtool.recipe.recipe import Recipe
 from qtool.scheme import Dense, Dropped
 
-_TOKENIZERS = ("tokenizer", "vocab", "merges", "spiece", "sentencepiece")
 # Tables of a recipe that a transform of the same name reads, and keys that go with a value.
 _OF_TRANSFORMS = ("rotate", "smooth", "smooth_attention")
 _OF_VALUES = {
@@ -58,20 +57,22 @@ def missing_files(checkpoint: Checkpoint, encodes: bool = False) -> list[str]:
 
     encodes: whether a run cuts text into tokens.
     """
+    from qtool.verification.tokens import NO_TOKENIZER, has_tokenizer
+
     found = []
     if not (checkpoint.folder / "config.json").is_file():
         found.append(
             "the model has no config.json, so engines cannot load what is made of it; put the "
             "model's own beside its tensors"
         )
-    if not any(path.name.startswith(_TOKENIZERS) for path in checkpoint.side_files):
+    if not has_tokenizer(checkpoint.folder):
         if encodes:
             found.append(
                 "the model has no tokenizer, and `qtool quantize` needs one for the calibration "
                 "text; put the model's own beside its tensors"
             )
         else:
-            found.append("note: the model has no tokenizer, so the artifact has none either")
+            found.append(f"the model {NO_TOKENIZER} its tensors")
     return found
 
 

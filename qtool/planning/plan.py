@@ -179,6 +179,7 @@ def make_plan(
     said: list[str] = []
     source = checkpoint
     beside.refuse_adapter(checkpoint)
+    beside.refuse_no_config(checkpoint)
     mxfp4.refuse_others(recipe, checkpoint)
     if recipe.rotates:
         checkpoint, said = _rotated(recipe, checkpoint)

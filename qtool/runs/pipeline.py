@@ -29,6 +29,7 @@ from qtool.runs.summary import Summary, of_cache, of_text, peak_rss_bytes
 from qtool.runs.verify import verify
 from qtool.runs.watched import Marks, marks
 from qtool.runs.workspace import Workspace, check_begun, check_free, workspace
+from qtool.runs.zeros import Zeros
 from qtool.scheme import Dropped
 from qtool.streaming.allocator import give_back
 from qtool.texts.calibration import check_length
@@ -48,6 +49,7 @@ class _Begun:
     sources: Marks
     plan: Plan
     skeleton: "Skeleton | None"  # where it calibrates
+    zeros: Zeros  # what is shown the source's bytes
 
 
 @taking_up
@@ -86,7 +88,7 @@ def run(request: Request, progress: Progress) -> Summary:
             # Before anything that was made with the text is taken up.
             space.agree({"calibration text": given.record})
         rotations = _rotated(request, begun, space, progress)
-        with Sink(plan, checkpoint, space.artifact) as sink:
+        with Sink(plan, checkpoint, space.artifact, begun.zeros) as sink:
             if skeleton is not None and given is not None:
                 outcome = quantize_blocks(
                     request, plan, checkpoint, sink, progress, space, given, skeleton
@@ -101,6 +103,10 @@ def run(request: Request, progress: Progress) -> Summary:
         with progress.stage("verify"):
             verify(space.artifact, plan, sink.writer.checksums)
             add_digests(space.artifact, request.threads)
+            emptied = begun.zeros.told(space.journal.done.values())
+        for warning in emptied:
+            progress.say(line(warning))
+        warnings += emptied
         made = _summary(request, plan, outcome, warnings, progress)
         space.conclude(asdict(made))
     return made
@@ -109,7 +115,8 @@ def run(request: Request, progress: Progress) -> Summary:
 def _begin(request: Request, progress: Progress) -> _Begun:
     """Read what there is, and plan; what takes seconds to import comes last, so that what can be
     told before is."""
-    checkpoint = as_quantized(request.recipe, opened(request.source, request.requantize))
+    zeros = Zeros(request.source)
+    checkpoint = as_quantized(request.recipe, opened(request.source, request.requantize, zeros))
     if request.stats is not None:
         from qtool.calibrating.given import check_stats
 
@@ -129,7 +136,7 @@ def _begin(request: Request, progress: Progress) -> _Begun:
     )
     plan = make()
     if not request.recipe.calibrates:
-        return _Begun(checkpoint, rotated, sources, plan, None)
+        return _Begun(checkpoint, rotated, sources, plan, None, zeros)
     if request.stats is None:
         check_length(request.recipe.calibration, checkpoint.folder)
     check_begun(request.artifact, resume.facts(request, checkpoint), fresh=request.fresh)
@@ -139,7 +146,7 @@ def _begin(request: Request, progress: Progress) -> _Begun:
         skeleton = open_skeleton(checkpoint, plan)
     if any(plan.by_name[name].scheme is not None for name in skeleton.unknown):
         plan = make(unknown=skeleton.unknown)
-    return _Begun(checkpoint, rotated, sources, plan, skeleton)
+    return _Begun(checkpoint, rotated, sources, plan, skeleton, zeros)
 
 
 def _warnings(request: Request, begun: _Begun) -> list[str]:

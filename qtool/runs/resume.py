@@ -92,6 +92,7 @@ def commit(
         outliers=[asdict(report) for report in outcome.outliers],
         tuned=[asdict(report) for report in outcome.tuned],
         hidden=hidden,
+        zeros=[] if sink.zeros is None else sink.zeros.seen,
     )
 
 

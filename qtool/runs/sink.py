@@ -32,6 +32,7 @@ from qtool.planning.plan import Plan
 from qtool.planning.planned import Planned
 from qtool.record import FILE_NAME
 from qtool.runs.staging import clear_beside
+from qtool.runs.zeros import Zeros
 from qtool.scheme import Dense, GroupQuant, Scheme
 from qtool.streaming.weights import is_view
 
@@ -49,8 +50,12 @@ class Turned:
 class Sink:
     """Writes an artifact's tensors; safe to call from several threads for different tensors."""
 
-    def __init__(self, plan: Plan, checkpoint: Checkpoint, folder: Path) -> None:
+    def __init__(
+        self, plan: Plan, checkpoint: Checkpoint, folder: Path, zeros: Zeros | None = None
+    ) -> None:
+        """zeros: what is shown the source's bytes."""
         self.plan = plan
+        self.zeros = zeros
         self.checkpoint = checkpoint
         self.folder = folder
         clear_beside(folder, {file.name for file in plan.layout.files})

@@ -69,7 +69,7 @@ class Summary:
     tensors: dict[str, int]  # quantized, dense, dropped
     layers: list[LayerReport]
     experts: list[ExpertReport] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)  # of the plan, said before the work
+    warnings: list[str] = field(default_factory=list)  # of the plan; what of the source is 0
     notes: list[str] = field(default_factory=list)  # found out on the way
     dropped: list[dict[str, str]] = field(default_factory=list)  # name and reason of each
     outliers: list[OutlierReport] = field(default_factory=list)

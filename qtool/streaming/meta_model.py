@@ -18,7 +18,7 @@ from qtool.checkpoints import structure
 from qtool.checkpoints.names import Names
 from qtool.checkpoints.padding import in_view
 from qtool.checkpoints.structure import OTHER_TOWERS
-from qtool.errors import RTN_CAN, SourceError, UnsupportedError
+from qtool.errors import OTHER_MODEL, RTN_CAN, SourceError, UnsupportedError
 from qtool.streaming.offline import without_the_hub
 from qtool.streaming.towers import (
     attention_of_parts,
@@ -61,7 +61,7 @@ def _check_counts(config: Mapping[str, Any], where: Path, tensors: int) -> None:
         elif isinstance(value, int) and value > most and _COUNTED.fullmatch(key):
             raise SourceError(
                 f"{where}: {key} is {str(value)[:30]}, and the checkpoint has {tensors} tensors; "
-                "one of the two is of another model"
+                f"{OTHER_MODEL}"
             )
 
 

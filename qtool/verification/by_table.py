@@ -92,11 +92,26 @@ def check_by_table(
     if others:
         whose = f"{ALONE}: {AGAIN}" if stray(subject, others) else OF_OTHERS
         yield Finding("error", CHECK, others[0].name, f"{said_shapes(others)}; {whose}")
-    used.update(_learned(architecture, config, names))
+    used.update(_beside_modules(architecture, config, names))
     if lost := _lost(places, architecture, config, names):
         yield Finding("error", CHECK, lost[0], f"{said_lost(lost, config)}; {AGAIN}")
+    if extra := _extra(subject, names, used):
+        yield Finding("warning", CHECK, extra[0], said_extra(extra, config))
+
+
+def extra_by_table(
+    subject: Subject, architecture: Architecture, config: dict[str, Any]
+) -> list[str]:
+    """Tensors that the architecture has no place for."""
+    names = _names(subject, architecture)
+    used = {name for place in _places(architecture, config, names) for name in place.found}
+    used.update(_beside_modules(architecture, config, names))
+    return _extra(subject, names, used)
+
+
+def _extra(subject: Subject, names: Mapping[str, str], used: Collection[str]) -> list[str]:
     blocks = subject.blocks
-    extra = [
+    return [
         name
         for plain, name in sorted(names.items())
         if plain not in used
@@ -104,12 +119,14 @@ def check_by_table(
         # Blocks beyond those that run predict further tokens.
         and not (blocks and (role := subject.roles.get(name)) and "beyond the" in str(role.reason))
     ]
-    if extra:
-        yield Finding(
-            "warning", CHECK, extra[0],
-            f"{counted(len(extra), 'tensor')} that {config['architectures'][0]} has no place for: "
-            f"{some(extra)}; engines ignore or refuse them",
-        )  # fmt: skip
+
+
+def said_extra(extra: list[str], config: Mapping[str, Any]) -> str:
+    """That they are there."""
+    return (
+        f"{counted(len(extra), 'tensor')} that {config['architectures'][0]} has no place for: "
+        f"{some(extra)}; engines ignore or refuse them"
+    )
 
 
 def said_bare(name: str, whole: str) -> str:
@@ -168,6 +185,14 @@ def _learned(
     """What the table has in every block beside modules."""
     blocks = range(_blocks(config, names))
     return [n.replace("{b}", str(b)) for n in architecture.learned.values() for b in blocks]
+
+
+def _beside_modules(
+    architecture: Architecture, config: dict[str, Any], names: Collection[str]
+) -> list[str]:
+    """The same, and what follows from config.json."""
+    constants = {} if architecture.constants is None else architecture.constants(config)
+    return [*_learned(architecture, config, names), *constants]
 
 
 @dataclass(frozen=True)

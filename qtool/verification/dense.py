@@ -1,14 +1,18 @@
 """The unquantized tensors: finite, and not wiped out."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
 from qtool.artifacts.entry import Entry
 from qtool.checkpoints.checkpoint import Checkpoint
+from qtool.checkpoints.roles import outside_reason
 from qtool.formats import mxfp4_experts
-from qtool.verification.finding import Finding
-from qtool.verification.holes import torn, zero_stretches
+from qtool.formats.safetensors_header import TensorInfo
+from qtool.verification.finding import Finding, Severity
+from qtool.verification.holes import EMPTY, said_torn, torn, zero_stretches
+from qtool.verification.sentences import AGAIN, FETCH
 from qtool.verification.subject import Subject
 from qtool.verification.tokens import tokens_of
 
@@ -35,33 +39,57 @@ def check_dense(subject: Subject) -> Iterator[Finding]:
             )  # fmt: skip
         if entry.scheme is not None or entry.dtype not in _MASKS or not entry.parameters:
             continue
-        bad, empty, hole, rows = _look(subject.artifact.checkpoint, entry)
+        checkpoint = subject.artifact.checkpoint
+        looked = _look(checkpoint, checkpoint.tensors[entry.stored[0]])
+        bad = looked.bad
         if bad and not _bounds_nothing(subject.artifact.checkpoint, entry):
             yield Finding(
                 "error", "dense-values", name,
                 f"{name}: {bad:,} of {entry.parameters:,} numbers are NaN or infinite; fetch or "
                 "make the artifact again",
             )  # fmt: skip
-        elif empty and len(entry.shape) > 1:
-            yield Finding(
-                "warning", "dense-values", name,
-                f"{name}: every number is 0; the layer does nothing, unless the model has it so",
-            )  # fmt: skip
-        elif hole and _of_weights(entry):
-            yield Finding(
-                "error", "dense-values", name,
-                f"{name}: {hole:,} bytes are 0 in long stretches that begin or end within a row: "
-                "it was not written or fetched to its end; fetch or make the artifact again",
-            )  # fmt: skip
-        elif rows and subject.roles.get(name) and subject.roles[name].reason in _PER_TOKEN:
-            tokens = tokens_of(subject.artifact.checkpoint.folder) or entry.shape[0]
-            known = sum(row < tokens for row in rows)
-            if known > max(_FEW_ROWS, _FEW_OF_ROWS * tokens):
-                yield Finding(
-                    "warning", "dense-values", name,
-                    f"{name}: the rows of {known:,} of {tokens:,} tokens are 0; unless the model "
-                    "has it so, fetch or make the artifact again",
-                )  # fmt: skip
+            continue
+        role = subject.roles.get(name)
+        per_token = role is not None and role.reason in _PER_TOKEN
+        if (found := _emptied(checkpoint, name, entry.shape, looked, per_token, AGAIN)) is not None:
+            yield Finding(found[0], "dense-values", name, f"{name}: {found[1]}")
+
+
+def emptied(checkpoint: Checkpoint, name: str) -> str | None:
+    """What of a model's tensor is 0, as where a download was not ended, as a sentence goes on after
+    its name; None where nothing is."""
+    info = checkpoint.tensors[name]
+    if info.dtype not in _MASKS or not info.size:
+        return None
+    looked, per_token = _look(checkpoint, info), outside_reason(name) in _PER_TOKEN
+    found = _emptied(checkpoint, name, info.shape, looked, per_token, FETCH)
+    return None if found is None else found[1]
+
+
+def _emptied(
+    checkpoint: Checkpoint,
+    name: str,
+    shape: tuple[int, ...],
+    looked: "_Looked",
+    per_token: bool,
+    again: str,
+) -> tuple[Severity, str] | None:
+    """How bad it is, and how a sentence goes on after the name. per_token: it has a row for each
+    token."""
+    if looked.empty and len(shape) > 1:
+        return "warning", EMPTY
+    if looked.hole and _of_weights(name, shape):
+        return "error", said_torn(looked.hole, again)
+    if looked.rows and per_token:
+        tokens = tokens_of(checkpoint.folder) or shape[0]
+        known = sum(row < tokens for row in looked.rows)
+        if known > max(_FEW_ROWS, _FEW_OF_ROWS * tokens):
+            return (
+                "warning",
+                f"the rows of {known:,} of {tokens:,} tokens are 0; unless the model has it so, "
+                f"{again}",
+            )
+    return None
 
 
 def _no_scales(checkpoint: Checkpoint, entry: Entry) -> int:
@@ -78,34 +106,43 @@ def _bounds_nothing(checkpoint: Checkpoint, entry: Entry) -> bool:
     return bool(np.isinf(checkpoint.float32(entry.stored[0])).all())
 
 
-def _of_weights(entry: Entry) -> bool:
+def _of_weights(name: str, shape: tuple[int, ...]) -> bool:
     """Whether it is a matrix or a stack of them; masks and tables may hold any stretch of 0."""
-    return len(entry.shape) > 1 and (entry.name.endswith(".weight") or "experts" in entry.name)
+    return len(shape) > 1 and (name.endswith(".weight") or "experts" in name)
 
 
-def _look(checkpoint: Checkpoint, entry: Entry) -> tuple[int, bool, int, list[int]]:
-    """How many numbers are not finite, whether all are 0, how many bytes are in holes, and the
-    rows in long stretches of 0; a part in memory at a time."""
-    kind, mask = _MASKS[entry.dtype]
-    name = entry.stored[0]
-    rows = entry.shape[0] if entry.shape else 1
-    step = max(1, _AT_ONCE * rows // max(1, entry.nbytes))
+@dataclass(frozen=True)
+class _Looked:
+    """What is in a tensor of floats."""
+
+    bad: int  # numbers that are not finite
+    empty: bool  # whether all are 0
+    hole: int  # bytes in torn rows
+    rows: list[int]  # those in long stretches of 0
+
+
+def _look(checkpoint: Checkpoint, info: TensorInfo) -> _Looked:
+    """A part in memory at a time."""
+    kind, mask = _MASKS[info.dtype]
+    name = info.name
+    rows = info.shape[0] if info.shape else 1
+    step = max(1, _AT_ONCE * rows // max(1, info.nbytes))
     bad, empty = 0, True
-    width = entry.nbytes // max(1, entry.parameters // max(1, entry.shape[-1])) if rows > 1 else 0
+    width = info.nbytes // max(1, info.size // max(1, info.shape[-1])) if rows > 1 else 0
     hole, zeros = 0, list[int]()
     for first in range(0, rows, step):
         raw = (
             checkpoint.part(name, first, min(rows, first + step))
-            if entry.shape
+            if info.shape
             else checkpoint.raw(name)
         )
         words = raw.view(kind)
         bad += int(((words & kind(mask)) == kind(mask)).sum())
         # The sign does not count: -0 is 0.
         empty = empty and not bool((words << kind(1)).any())
-        if width and len(entry.shape) > 1:
+        if width and len(info.shape) > 1:
             stretches = zero_stretches(raw.reshape(-1))
             hole += torn(raw.reshape(-1), stretches, width)
             for start, end in stretches:
                 zeros += range(first + -(-start // width), first + end // width)
-    return bad, empty, hole, zeros
+    return _Looked(bad, empty, hole, zeros)

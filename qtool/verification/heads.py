@@ -12,11 +12,13 @@ from qtool.formats.safetensors_file import checksum
 from qtool.gguf.architectures import TABLE
 from qtool.gguf.from_hf.hf_config import complete
 from qtool.streaming.weights import Weights
+from qtool.verification import by_table
 from qtool.verification.finding import Finding
 from qtool.verification.subject import Subject
 
 CHECK = "head"
 _TIED = "tie_word_embeddings"
+_MODULES = "modules.json"  # sentence-transformers'
 _ROWS = 4096  # of an embedding, in memory at once
 # Model classes that classify or embed: Qwen3Model, LlamaForSequenceClassification and the like.
 _HEADLESS = re.compile(r".*((?<!LMHead)Model|Classification|QuestionAnswering)")
@@ -75,6 +77,29 @@ def _headless(subject: Subject) -> bool:
     return isinstance(first, str) and _HEADLESS.fullmatch(first) is not None
 
 
+def _embeds(subject: Subject) -> bool:
+    """Whether it is made for embeddings, whatever its class: its names lack their first part, as
+    where a model was saved without its head, or sentence-transformers' list of modules is there."""
+    row = by_table.row_of(subject.config)
+    bare = row is not None and by_table.bare_name(subject.present, row[0]) is not None
+    return bare or (subject.artifact.checkpoint.folder / _MODULES).is_file()
+
+
+def said_headless(subject: Subject) -> str:
+    """That config.json asks for a head that is not there."""
+    said = _TIED in subject.config or _TIED in structure.text_config(subject.config)
+    says = f"says {_TIED} false" if said else f"does not say {_TIED}, which is false then"
+    return f"config.json {says}, and there is no output head"
+
+
+def lacks_head(subject: Subject) -> bool:
+    """Whether a model that writes text has no output head, and its embedding is none."""
+    named = subject.config.get("architectures")
+    speaks = isinstance(named, list) and any(str(one).endswith("ForCausalLM") for one in named)
+    heads = any(is_head(name.rpartition(".")[0]) for name in subject.present)
+    return speaks and not heads and tied(subject) is False and not _embeds(subject)
+
+
 def check_head(subject: Subject) -> Iterator[Finding]:
     """head: there where it is needed, and not twice."""
     heads = heads_of(subject)
@@ -85,9 +110,10 @@ def check_head(subject: Subject) -> Iterator[Finding]:
         said = subject.config.get(_TIED, False)
         if isinstance(said, bool) and is_tied is False and embeddings and not _headless(subject):
             yield Finding(
-                "error", CHECK, "lm_head.weight",
-                "config.json says tie_word_embeddings false, and there is no output head; fetch "
-                "or make the artifact again, or tie it if the source is tied",
+                "warning" if _embeds(subject) else "error", CHECK, "lm_head.weight",
+                f"{said_headless(subject)}; "
+                + ("engines can make embeddings with it, and no text" if _embeds(subject) else
+                   "fetch or make the artifact again, or tie it if the source is tied"),
             )  # fmt: skip
         return
     entry = subject.entries.get(heads[0])

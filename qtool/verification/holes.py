@@ -12,17 +12,37 @@ from numpy.typing import NDArray
 
 LEAST = 4096  # bytes
 _STEP = LEAST // 2  # any stretch that counts has all of one such piece
+_SEEN = LEAST // 4  # the same of half a stretch
+_WORD = 8  # bytes at the beginning of each piece that are looked at first
 _EDGE = 64  # bytes by which a stretch must miss the ends of rows
 _MANY = 0.25  # of the rows: so many stretches have another reason
 
 Stretch = tuple[int, int]
+EMPTY = "every number is 0; the layer does nothing, unless the model has it so"
+
+
+def said_torn(hole: int, again: str) -> str:
+    """How many bytes of a tensor are in holes, and what to do."""
+    return (
+        f"{hole:,} bytes are 0 in long stretches that begin or end within a row: it was not "
+        f"written or fetched to its end; {again}"
+    )
+
+
+def may_have_zeros(data: NDArray[np.uint8]) -> bool:
+    """Whether bytes [n], some of those of a tensor, may have a part of such a stretch: where one
+    goes on from one read to the next, half of it is in one of the two."""
+    count = data.size // _SEEN
+    pieces = data[: count * _SEEN].reshape(count, _SEEN)
+    begins = ~pieces[:, :_WORD].any(axis=1)
+    return any(not pieces[number].any() for number in np.flatnonzero(begins))
 
 
 def zero_stretches(data: NDArray[np.uint8]) -> list[Stretch]:
     """Where bytes [n] are 0 for LEAST bytes and more: first, and behind the last."""
     count = data.size // _STEP
     pieces = data[: count * _STEP].reshape(count, _STEP)
-    empty = np.flatnonzero(pieces[:, 0] == 0)
+    empty = np.flatnonzero(~pieces[:, :_WORD].any(axis=1))
     if not empty.size:
         return []
     if empty.size > count // 8:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 _SHOWN = 3
 AGAIN = "fetch or make the artifact again"
+FETCH = "fetch the model again"
 
 
 def some(names: Sequence[str], of: int | None = None) -> str:

@@ -18,6 +18,7 @@ from qtool.errors import QtoolError
 from qtool.formats.dtypes import FLOAT_DTYPES
 from qtool.formats.mxfp4_experts import misnamed
 from qtool.gguf.architectures import TABLE
+from qtool.verification.beyond import check_beyond
 from qtool.verification.by_table import (
     check_by_table,
     lost_by_table,
@@ -79,7 +80,7 @@ def check_tensors(subject: Subject) -> Iterator[Finding]:
         yield from _alike(subject)
         yield from check_sizes(subject)
     yield from _prediction(subject)
-    yield from _beyond(subject)
+    yield from check_beyond(subject)
     yield from check_packed(subject)
 
 
@@ -262,29 +263,6 @@ def _prediction(subject: Subject) -> Iterator[Finding]:
             "warning" if subject.source is None else "note", CHECK, said,
             f"config.json says {said} {text[said]}, and no such tensors are there; speculative "
             "decoding with the model's own draft will not work",
-        )  # fmt: skip
-
-
-def _beyond(subject: Subject) -> Iterator[Finding]:
-    """Blocks beyond those that config.json says, and beyond its layers for further tokens."""
-    text = structure.text_config(subject.config)
-    said = next((text[k] for k in PREDICTION if isinstance(text.get(k), int)), 0)
-    if subject.blocks is None or structure.layer_count(subject.config) is None:
-        return
-    start = subject.blocks.prefix + "."
-    beyond = [
-        name
-        for name in sorted(subject.present)
-        if name.startswith(start)
-        and (number := number_of(name[len(start) :].split(".", 1)[0])) is not None
-        and number >= subject.blocks.count + said
-    ]
-    if beyond:
-        yield Finding(
-            "warning", CHECK, beyond[0],
-            f"{counted(len(beyond), 'tensor')} of blocks beyond the {subject.blocks.count} that "
-            f"config.json says: {some(beyond)}; engines ignore or refuse them: correct the config, "
-            "or leave them out",
         )  # fmt: skip
 
 

@@ -14,6 +14,8 @@ from qtool.verification.subject import Subject
 
 CHECK = "tokenizer"
 _FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "vocab.txt")
+_KINDS = ("*.tiktoken", "*.model", "tekken.json")  # names of others
+NO_TOKENIZER = "has no tokenizer; engines cannot take text: put the model's own beside"
 _SHOWN = 60  # characters of a value
 _FEW = 16  # tokens that were added and have no rows
 _IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -26,13 +28,8 @@ def check_tokenizer(subject: Subject) -> Iterator[Finding]:
     rows = _embedding_rows(subject)
     if rows is not None:
         yield from _named_ids(subject, folder, rows)
-    files = [name for name in _FILES if (folder / name).is_file()]
-    if not files and not any(folder.glob("*.tiktoken")):
-        yield Finding(
-            "warning", CHECK, "",
-            "the folder has no tokenizer; engines cannot take text: put the model's own beside "
-            "the weights",
-        )  # fmt: skip
+    if not has_tokenizer(folder):
+        yield Finding("warning", CHECK, "", f"the folder {NO_TOKENIZER} the weights")
         return
     try:
         ids = ids_of(folder)
@@ -58,6 +55,13 @@ def check_tokenizer(subject: Subject) -> Iterator[Finding]:
                 f"{CONFIG} names {token!r} as {key}, which the tokenizer does not know; text will "
                 "not begin or end as the model learned it",
             )  # fmt: skip
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether some file of a folder holds a vocabulary, by its name."""
+    return any((folder / name).is_file() for name in _FILES) or any(
+        any(folder.glob(kind)) for kind in _KINDS
+    )
 
 
 def of_another_model(subject: Subject) -> str | None:

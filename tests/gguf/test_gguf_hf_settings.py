@@ -68,7 +68,8 @@ _REFUSED: list[tuple[dict[str, Any], Arrays, type[QtoolError], str]] = [
       "hidden_act": "gelu"}, gemma2("float16"), SourceError, "layer_types is not a list of 2"),
     ({"num_attention_heads": 3}, llama(), FormatError, r"q_proj.*\[16, 16\].* 3 \(num_attention"),
     ({"vocab_size": 11}, llama(), FormatError,
-     r"embed_tokens\.weight has the shape \[10, 16\].*should be \[11, 16\]"),
+     r"embed_tokens\.weight has the shape \[10, 16\].*should be \[11, 16\]; one of the two is of "
+     r"another model: put the model's own config\.json beside its weights, or fetch the model"),
     ({"hidden_size": 512}, llama(), FormatError, r"embed_tokens\.weight .*should be \[10, 512\]"),
     ({"intermediate_size": 999}, llama(), FormatError,
      r"0\.mlp\.gate_proj.* \[24, 16\].*\[999, 16\]"),

@@ -12,6 +12,7 @@ from qtool.formats.gguf_values import Kind, Value, array, u32
 from qtool.gguf.from_hf.source import hf_source
 from qtool.gguf.to_hf.config import has_way_back
 from qtool.gguf.to_hf.model import hf_model
+from qtool.planning.beside import check_whole
 from qtool.verification.gguf.tensors import check_tensors
 from support.gguf import gguf_models
 from support.gguf.families import newest
@@ -106,7 +107,9 @@ def test_mimo_v2_as_released(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", newest.MODELS)
 def test_tensors_are_those_that_the_metadata_say(name: str, tmp_path: Path) -> None:
-    source = source_of(gguf_models.build(name, tmp_path / "model"))
+    folder = gguf_models.build(name, tmp_path / "model")
+    assert check_whole(Checkpoint.open(folder)) == []
+    source = source_of(folder)
     assert list(check_tensors(source)) == []
     if not has_way_back(source.architecture):
         return  # sizes are not told

@@ -8,7 +8,7 @@ import pytest
 
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.checkpoints.decoder_names import SAVE_WITH_HEAD
-from qtool.errors import FormatError, UnsupportedError
+from qtool.errors import FormatError, SourceError, UnsupportedError
 from qtool.gguf.from_hf.source import hf_source
 from qtool.planning.plan import make_plan
 from qtool.recipe.recipe import load
@@ -116,11 +116,77 @@ def test_experts_that_are_missing(tmp_path: Path) -> None:
     make_plan(load("w8-rtn"), Checkpoint.open(tmp_path / "whole"))
 
 
-def test_a_head_that_is_missing_is_said(tmp_path: Path) -> None:
-    shapes = {n: s for n, s in header_files.llama().items() if "head" not in n}
-    folder = header_files.write(tmp_path, shapes, LLAMA | {"tie_word_embeddings": False})
+HEADLESS = {n: s for n, s in header_files.llama().items() if "head" not in n}
+UNTIED: dict[str, Any] = LLAMA | {"tie_word_embeddings": False}
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [(UNTIED, "says tie_word_embeddings false"), (LLAMA, "does not say tie_word_embeddings, ")],
+)
+def test_a_head_that_is_missing(config: dict[str, Any], says: str, tmp_path: Path) -> None:
+    folder = header_files.write(tmp_path, HEADLESS, config)
+    with pytest.raises(UnsupportedError, match="or, where its embedding is its head, corr") as said:
+        make_plan(load("w8-rtn"), Checkpoint.open(folder))
+    assert says in str(said.value)
+    found = [one for one in verify_artifact(folder).findings if one.check == "head"]
+    assert [one.severity for one in found] == ["error"] and says in found[0].message
+
+
+@pytest.mark.parametrize(
+    ("shapes", "named", "config", "lists"),
+    [
+        (renamed(HEADLESS, "model.", ""), "LlamaForCausalLM", UNTIED, False),  # Qwen3-Embedding-8B
+        (HEADLESS, "LlamaForCausalLM", UNTIED, True),
+        (HEADLESS, "LlamaModel", UNTIED, False),
+        (HEADLESS, "LlamaForSequenceClassification", UNTIED, False),
+        (HEADLESS, "LlamaForCausalLM", UNTIED | {"tie_word_embeddings": True}, False),
+    ],
+    ids=["bare", "sentence-transformers", "backbone", "classes", "tied"],
+)
+def test_models_that_need_no_head(
+    shapes: Shapes, named: str, config: dict[str, Any], lists: bool, tmp_path: Path
+) -> None:
+    folder = header_files.write(tmp_path, shapes, config | {"architectures": [named]})
+    if lists:
+        (folder / "modules.json").write_text("[]")
     said = make_plan(load("w8-rtn"), Checkpoint.open(folder)).warnings
-    assert [one for one in said if one.startswith("there is no output head, and config.json")]
+    assert not [one for one in said if "no output head" in one]
+    assert not [
+        one
+        for one in verify_artifact(folder).findings
+        if one.check == "head" and one.severity == "error"
+    ]
+
+
+def test_a_head_of_a_class_that_nobody_knows_is_said(tmp_path: Path) -> None:
+    config = UNTIED | {"architectures": ["FooForCausalLM"], "model_type": "foo"}
+    folder = header_files.write(tmp_path, HEADLESS, config)
+    (said,) = make_plan(load("w8-rtn"), Checkpoint.open(folder)).warnings
+    assert "there is no output head; is a part of it missing?" in said
+
+
+def test_a_matrix_that_the_class_has_no_place_for(tmp_path: Path) -> None:
+    """The sentence is that of `qtool verify`."""
+    more = header_files.llama() | {"model.layers.1.mlp.foo.weight": (256, 256)}
+    folder = header_files.write(tmp_path, more, LLAMA)
+    (said,) = make_plan(load("w8-rtn"), Checkpoint.open(folder)).warnings
+    assert said.startswith("1 tensor that LlamaForCausalLM has no place for: model.layers.1.mlp")
+    assert said in [one.message for one in verify_artifact(folder).findings]
+
+
+def test_blocks_that_the_config_does_not_count(tmp_path: Path) -> None:
+    """Those with tensors of their own predict further tokens."""
+    shapes = header_files.llama(3)
+    folder = header_files.write(tmp_path, shapes, LLAMA)
+    said = make_plan(load("w8-rtn"), Checkpoint.open(folder)).warnings[0]
+    assert said.startswith("9 tensors of blocks beyond the 2 that config.json says")
+    assert said in [one.message for one in verify_artifact(folder).findings]
+    more = {"model.layers.2.eh_proj.weight": (256, 512)}
+    for config, has in ((LLAMA, more), (LLAMA | {"num_nextn_predict_layers": 1}, {})):
+        header_files.write(tmp_path, shapes | has, config)
+        said = make_plan(load("w8-rtn"), Checkpoint.open(folder)).warnings[0]
+        assert "of the weights stay dense" in said
 
 
 def test_missing_layers(tmp_path: Path) -> None:
@@ -135,13 +201,16 @@ def test_missing_files_are_said(tmp_path: Path) -> None:
     assert not make_plan(recipe, Checkpoint.open(tmp_path)).warnings
     (tmp_path / "tokenizer.json").unlink()
     (said,) = make_plan(load("w4g128-rtn"), Checkpoint.open(tmp_path)).warnings
-    assert said.startswith("note: ") and "no tokenizer" in said
-    (said,) = make_plan(recipe, Checkpoint.open(tmp_path), from_stats=True).warnings
-    assert said.startswith("note: ") and "no tokenizer" in said
+    assert said.startswith("the model has no tokenizer; engines cannot take text: put")
+    (tmp_path / "tokenizer_config.json").write_text("{}")  # which holds no vocabulary
+    assert make_plan(load("w4g128-rtn"), Checkpoint.open(tmp_path)).warnings == (said,)
+    assert make_plan(recipe, Checkpoint.open(tmp_path), from_stats=True).warnings == (said,)
     (said,) = make_plan(recipe, Checkpoint.open(tmp_path)).warnings
     assert "no tokenizer, and `qtool quantize` needs one" in said
     (tmp_path / "config.json").unlink()
-    said, _ = make_plan(recipe, Checkpoint.open(tmp_path)).warnings
+    with pytest.raises(SourceError, match=r"has no config\.json, without which no engine"):
+        make_plan(recipe, Checkpoint.open(tmp_path))
+    said, _ = make_plan(recipe, Checkpoint.open(tmp_path / "model.safetensors")).warnings
     assert str(tmp_path) not in said and "no config.json, so engines cannot load" in said
 
 

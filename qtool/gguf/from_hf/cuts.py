@@ -17,7 +17,7 @@ from threading import Lock
 import numpy as np
 from numpy.typing import NDArray
 
-from qtool.errors import FormatError
+from qtool.errors import OTHER_MODEL, FormatError
 from qtool.formats.safetensors_header import TensorInfo
 
 Stretch = Callable[[int, int], NDArray[np.uint8]]  # the bytes of a tensor, from one to another
@@ -57,7 +57,7 @@ def cut_out(stretch: Stretch, info: TensorInfo, cut: Cut) -> tuple[Stretch, Tens
     if not fits or 0 in info.shape:
         raise FormatError(
             f"{info.name} has the shape {list(info.shape)}, and by the settings of config.json it "
-            f"should have {expected}; one of the two is of another model"
+            f"should have {expected}; {OTHER_MODEL}"
         )
     matrices = cut.matrices or info.shape[0]
     stored = (matrices, prod(info.shape[:-1]) // matrices, info.shape[-1])

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool.checkpoints.finite import beyond
-from qtool.errors import FormatError, UnsupportedError
+from qtool.errors import OTHER_MODEL, FormatError, UnsupportedError
 from qtool.formats import safetensors_file as st
 from qtool.formats.safetensors_file import TensorInfo
 from qtool.gguf.from_hf.cuts import Cut, Stretch, cut_out
@@ -236,12 +236,12 @@ def hf_rows(
         if shape[0] != joined:
             raise FormatError(
                 f"{first.name} and those after it have {shape[0]} rows, and by the settings of "
-                f"config.json they should have {joined}; one of the two is of another model"
+                f"config.json they should have {joined}; {OTHER_MODEL}"
             )
     if columns is not None and shape[-1] != len(columns):
         raise FormatError(
             f"{first.name} has the shape {list(shape)}, and by the settings of config.json its "
-            f"rows should hold {len(columns)} numbers; one of the two is of another model"
+            f"rows should hold {len(columns)} numbers; {OTHER_MODEL}"
         )
     if rows is not None:
         shape = _rearranged(first, shape, rows, groups)
@@ -272,7 +272,7 @@ def _rearranged(
         if len(shape) > 2 or total != rows.taken[0]:
             raise FormatError(
                 f"{info.name} has the shape {list(shape)}, and by the settings of config.json it "
-                f"should have {rows.taken[0]} rows; one of the two is of another model"
+                f"should have {rows.taken[0]} rows; {OTHER_MODEL}"
             )
         return (rows.taken[1], *shape[1:])
     unit = groups * rows.unit * rows.share

@@ -13,7 +13,7 @@ import numpy as np
 
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.checkpoints.decoder_names import name_alone, sees
-from qtool.errors import FormatError, SourceError, UnsupportedError
+from qtool.errors import OTHER_MODEL, FormatError, SourceError, UnsupportedError
 from qtool.formats import safetensors_file as st
 from qtool.formats.gguf_values import Kind, Value, array
 from qtool.gguf.architectures.modules import EMBEDDINGS, HEADS, Module, spelled
@@ -196,7 +196,7 @@ class Found:
         if info.dtype != "I64" or raw.view(np.int64).tolist() != expected:
             raise UnsupportedError(
                 f"{self.checkpoint.path}: {info.name} holds other numbers than follow from "
-                "config.json, which GGUF files are made by; one of the two is of another model"
+                f"config.json, which GGUF files are made by; {OTHER_MODEL}"
             )
         self.used.add(name)
         self.dropped.append((info.name, "follows from config.json, and is said in metadata"))
@@ -248,7 +248,7 @@ class Found:
         what = origin[0] if len(origin) == 1 else f"the stack of {origin[0]} and those after it"
         raise FormatError(
             f"{self.checkpoint.path}: {what} has the shape {list(shape)}, and by the settings of "
-            f"config.json it should be {list(expected)}; one of the two is of another model"
+            f"config.json it should be {list(expected)}; {OTHER_MODEL}"
         )
 
     def _count(self, setting: str) -> int:

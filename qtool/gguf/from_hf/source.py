@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from qtool.checkpoints import padding, structure
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.checkpoints.decoder_names import SAVE_WITH_HEAD
-from qtool.errors import FormatError, SourceError, UnsupportedError
+from qtool.errors import OTHER_MODEL, FormatError, SourceError, UnsupportedError
 from qtool.formats.gguf_values import Value, string, u32
 from qtool.gguf.architectures import Architecture, architecture_of
 from qtool.gguf.architectures.limits import usual_yarn
@@ -109,7 +109,7 @@ def _refuse(architecture: Architecture, checkpoint: Checkpoint, config: Mapping[
     if config.get("num_experts") and not {"num_experts", "moe_num_experts"} & counted:
         raise SourceError(
             f"{where}: config.json says num_experts {str(config['num_experts'])[:80]}, and "
-            f"{config['architectures'][0]} has none; one of the two is of another model"
+            f"{config['architectures'][0]} has none; {OTHER_MODEL}"
         )
     checks = architecture.refuse if architecture.yarn else (usual_yarn, *architecture.refuse)
     problems = [text for check in checks if (text := check(config)) is not None]

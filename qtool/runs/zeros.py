@@ -1,0 +1,84 @@
+"""Weights that are 0 where no model has it so: what an interrupted download leaves behind.
+
+Every byte of a source is read once at least. As it passes, it is looked at whether it may belong to
+a long stretch of zeros: 8 in 1024 bytes are enough. The few tensors of which that is so are read
+once more, and judged as `qtool verify` judges them.
+"""
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qtool.checkpoints.checkpoint import Checkpoint
+from qtool.verification.holes import may_have_zeros
+from qtool.verification.sentences import count, some
+
+
+class Zeros:
+    """Is shown what is read of a checkpoint, by any thread."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seen: set[str] = set()
+
+    @property
+    def seen(self) -> list[str]:
+        """The tensors to look at, so far."""
+        return sorted(self._seen.copy())
+
+    def __call__(self, file: Path, start: int, raw: NDArray[np.uint8]) -> None:
+        """Bytes of one tensor, from `start` of the file on."""
+        if raw.size and may_have_zeros(raw):
+            starts, names = self._places[file]
+            self._seen.add(names[bisect_right(starts, start) - 1])
+
+    @cached_property
+    def _checkpoint(self) -> Checkpoint:
+        return Checkpoint.open(self._path)  # as it lies there, whatever is made of it
+
+    @cached_property
+    def _places(self) -> Mapping[Path, tuple[list[int], list[str]]]:
+        """Where the tensors of each file begin."""
+        places: dict[Path, list[tuple[int, str]]] = defaultdict(list)
+        for name, info in self._checkpoint.tensors.items():
+            if info.nbytes:
+                places[self._checkpoint.file_of(name)].append((info.start, name))
+        return {
+            file: ([at for at, _ in sorted(some)], [name for _, name in sorted(some)])
+            for file, some in places.items()
+        }
+
+    def told(self, finished: Iterable[Mapping[str, Any]]) -> list[str]:
+        """Sentences on them. finished: the lines of the journal, those of earlier tries too."""
+        seen = self._seen.union(*(_names(line.get("zeros")) for line in finished))
+        if not seen:
+            return []
+        # Takes longer to import than most sources to read.
+        from qtool.verification.dense import emptied
+
+        tensors = self._checkpoint.tensors
+        found = {name: emptied(self._checkpoint, name) for name in tensors if name in seen}
+        return together({name: said for name, said in found.items() if said is not None})
+
+
+def _names(value: object) -> list[str]:
+    return [one for one in value if isinstance(one, str)] if isinstance(value, list) else []
+
+
+def together(said: Mapping[str, str]) -> list[str]:
+    """What is wrong with each tensor, as sentences; of those of which the same is, in one."""
+    alike: dict[str, list[str]] = defaultdict(list)
+    for name, what in said.items():
+        alike[what].append(name)
+    return [
+        f"{names[0]}: {what}"
+        if len(names) == 1
+        else f"{count(len(names), 'tensor')} ({some(names)}): {what}"
+        for what, names in alike.items()
+    ]

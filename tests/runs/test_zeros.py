@@ -1,0 +1,127 @@
+"""Weights that are 0 as an interrupted download leaves them: told by the run that reads them."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from qtool.checkpoints.checkpoint import Checkpoint
+from qtool.runs.zeros import Zeros
+from qtool.verification import holes
+from qtool.verification.run import verify_artifact
+from support.runs.killed_runs import Died, dying
+from support.runs.quantizing import caller, first_blocks_of_tiny, text_file
+
+UP = "model.layers.1.mlp.up_proj.weight"
+DOWN = "model.layers.0.mlp.down_proj.weight"
+NORM = "model.layers.0.input_layernorm.weight"
+TORN = f"{DOWN}: 9,000 bytes are 0 in long stretches that begin or end within a row: it was not w"
+EMPTY = f"{UP}: every number is 0; the layer does nothing, unless the model has it so"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two blocks of `tiny`, with a matrix of zeros, and a hole in another."""
+    folder = first_blocks_of_tiny(tmp_path_factory.mktemp("zeros") / "model", 2)
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    tensors[UP].zero_()
+    tensors[NORM].zero_()  # of which nothing is said: some models have biases of zeros
+    flat = tensors[DOWN].reshape(-1).view(torch.uint8)
+    flat[5000:14_000] = 0
+    flat[4990:5000] = flat[14_000:14_010] = 61
+    save_file(tensors, file, metadata={"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize(
+    "recipe", ["w4g128-rtn", "fp8-block", "w4g128-gptq", "q8_0", "q4_k_m", "q4_k_m-awq-gptq"]
+)
+def test_zeros_are_said(
+    recipe: str, model: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Of every way in which a run reads: rows, whole matrices, blocks that run, pieces of GGUF."""
+    call = caller(monkeypatch, capfd)
+    given = ["--calibration", text_file(tmp_path / "t.txt"), "--samples", 4, "--length", 64]
+    more = given if "gptq" in recipe else []
+    out = tmp_path / ("out.gguf" if recipe.startswith("q") else "out")
+    done = call("quantize", model, "--recipe", recipe, "-o", out, *more)
+    assert done.status == 0
+    assert f"warning: {TORN}" in done.err and f"warning: {EMPTY}" in done.err
+    done = call("quantize", model, "--recipe", recipe, "-o", out, *more, "--replace", "--json")
+    said = [one for one in json.loads(done.out)["warnings"] if " 0" in one]
+    assert sorted(one[: len(TORN)] for one in said) == sorted([TORN, EMPTY[: len(TORN)]])
+    assert next(one for one in said if one.startswith(TORN)).endswith("; fetch the model again")
+
+
+def test_the_model_itself_is_judged_alike(model: Path) -> None:
+    said = [f.message for f in verify_artifact(model).findings if f.check == "dense-values"]
+    assert EMPTY in said and any(one.startswith(TORN) for one in said)
+
+
+def test_nothing_is_said_of_tiny(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    call = caller(monkeypatch, capfd)
+    for recipe, out in (("w4g128-rtn", "out"), ("q8_0", "out.gguf")):
+        done = call("quantize", "tiny", "--recipe", recipe, "-o", tmp_path / out, "--json")
+        assert not [one for one in json.loads(done.out)["warnings"] if " 0" in one]
+
+
+def test_zeros_of_a_gguf_file(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    call = caller(monkeypatch, capfd)
+    call("quantize", model, "--recipe", "bf16", "-o", tmp_path / "a.gguf")
+    done = call("quantize", tmp_path / "a.gguf", "--recipe", "q4_0", "-o", tmp_path / "b.gguf")
+    assert "warning: blk.0.ffn_down.weight: 9,000 bytes are 0 in long stretches" in done.err
+    assert "warning: blk.1.ffn_up.weight: every number is 0" in done.err
+    done = call("quantize", tmp_path / "a.gguf", "--recipe", "w4g128-rtn", "-o", tmp_path / "c")
+    assert f"warning: {TORN}" in done.err and f"warning: {EMPTY}" in done.err
+
+
+@pytest.mark.parametrize("recipe", ["w4g128-rtn", "q8_0"])
+def test_what_an_earlier_try_read_is_said(
+    recipe: str, model: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    call = caller(monkeypatch, capfd)
+    command = ("quantize", model, "--recipe", recipe, "-o", tmp_path / "out", "--threads", 1)
+    with monkeypatch.context() as patched, pytest.raises(Died):
+        dying(2 if recipe == "w4g128-rtn" else 18, patched)
+        call(*command)
+    done = call(*command)
+    assert "going on with an earlier run" in done.err
+    assert f"warning: {TORN}" in done.err and f"warning: {EMPTY}" in done.err
+
+
+def test_a_stretch_in_two_reads() -> None:
+    """Wherever it is cut, one of the two reads shows it."""
+    data = np.full(20_000, 7, np.uint8)
+    data[5001 : 5001 + holes.LEAST] = 0
+    assert holes.zero_stretches(data) == [(5001, 5001 + holes.LEAST)]
+    for cut in range(4000, 11_000, 37):
+        assert holes.may_have_zeros(data[:cut]) or holes.may_have_zeros(data[cut:])
+    every = np.zeros(20_000, np.uint8)
+    every[::512] = 1
+    assert not holes.may_have_zeros(every)
+
+
+def test_experts_in_one_tensor(tmp_path: Path) -> None:
+    """What is read is told by where it lies in the file, whatever a view calls it."""
+    tensors = {"a": torch.ones(4, 8, 512), "b": torch.ones(4, 8, 512)}
+    tensors["b"][2] = 0
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text("{}")
+    zeros = Zeros(tmp_path)
+    checkpoint = replace(Checkpoint.open(tmp_path), watch=zeros)
+    for name in tensors:
+        for expert in range(4):
+            checkpoint.part(name, expert, expert + 1)
+    assert zeros.seen == ["b"]
+    assert zeros.told([{"zeros": ["a", 3]}, {}]) == []  # an expert that is whole has no torn row
