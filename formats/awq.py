@@ -61,7 +61,6 @@ else:
 NAME = "awq"
 CODES = ("qweight",)
 BITS = 4
-ZERO_SYMMETRIC = 8
 
 
 @dataclass(frozen=True)

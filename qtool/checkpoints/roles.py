@@ -1,4 +1,8 @@
-"""What each tensor of a checkpoint is: a linear layer of a decoder block, or why it is not."""
+"""What each tensor of a checkpoint is: a linear layer of a decoder block, or why it is not.
+
+A float matrix of a block that is called `*.weight` is a linear layer [out, in] unless it is a
+router or an embedding; an unknown architecture is read the same way.
+"""
 
 import re
 from collections.abc import Mapping

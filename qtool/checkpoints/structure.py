@@ -1,9 +1,7 @@
-"""What the tensors of a checkpoint are, told from their names and shapes alone.
+"""The decoder blocks of a checkpoint, told from the names of its tensors and config.json alone.
 
 The decoder is the numbered list of modules (`model.layers.0.`, `transformer.h.0.`, ...) that
-holds the most parameters. Inside it, a float matrix called `*.weight` is a linear layer [out, in]
-unless it is a router or an embedding. No table of architectures: an unknown one is read the same
-way.
+holds the most parameters. No table of architectures: an unknown one is read the same way.
 """
 
 import copy

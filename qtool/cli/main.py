@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -139,11 +140,30 @@ class _EndedBySignal(BaseException):
     """Raised where the work stands, so that what it has half made is removed on the way out."""
 
 
+_waiting: list[int] = []  # signals that came while torch was being loaded
+
+
 def _end(number: int, _: FrameType | None) -> None:
+    if _loads_torch():  # C++ that is being loaded would abort on what is raised in it
+        if _waiting:
+            os._exit(128 + number)
+        _waiting.append(number)
+        threading.Thread(target=_send_again, args=(number,), daemon=True).start()
+        return
     signal.signal(number, signal.SIG_DFL)  # a second one ends the process at once
-    if getattr(getattr(sys.modules.get("torch"), "__spec__", None), "_initializing", False):
-        os._exit(128 + number)  # C++ that is being loaded would abort on what is raised in it
     raise _EndedBySignal(number)
+
+
+def _loads_torch() -> bool:
+    spec = getattr(sys.modules.get("torch"), "__spec__", None)
+    return bool(getattr(spec, "_initializing", False))
+
+
+def _send_again(number: int) -> None:
+    """A signal, when it may raise."""
+    while _loads_torch():
+        time.sleep(0.01)
+    os.kill(os.getpid(), number)
 
 
 @contextmanager

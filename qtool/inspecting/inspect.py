@@ -1,7 +1,6 @@
 """What an artifact is, told from its headers and configs: format, schemes, sizes, provenance.
 
-Only `--tensor` reads tensor data, and that of one matrix. Text from a file is printed with its
-control characters escaped.
+No tensor data is read. Text from a file is printed with its control characters escaped.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ sampling_params), transformers 5.24 (generation).
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from math import isfinite
+from math import inf
 from typing import Any
 
 from qtool.errors import QtoolError
@@ -33,12 +33,12 @@ def _is_whole(value: object, least: int) -> bool:
 
 # What each may be, in code and in words; null is not said.
 _ALLOWED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "temperature": (lambda v: is_number(v) and isfinite(v) and v >= 0, "a number from 0 on"),
+    "temperature": (lambda v: is_number(v) and 0 <= v < inf, "a number from 0 on"),
     "top_p": (lambda v: is_number(v) and 0 < v <= 1, "a share above 0, up to 1"),
     "min_p": (lambda v: is_number(v) and 0 <= v <= 1, "a share from 0 to 1"),
     "top_k": (lambda v: _is_whole(v, -1), "a whole number, 0 for all tokens"),
     "repetition_penalty": (
-        lambda v: is_number(v) and isfinite(v) and v > 0, "a number above 0, 1 for none",
+        lambda v: is_number(v) and 0 < v < inf, "a number above 0, 1 for none",
     ),
     "max_new_tokens": (lambda v: _is_whole(v, 1), "a whole number from 1"),
     "do_sample": (lambda v: isinstance(v, bool), "true or false"),
@@ -56,12 +56,16 @@ def check_generation(subject: Subject) -> Iterator[Finding]:
         if value is not None and not allowed(value):
             yield _wrong(key, value, expected)
     value = said.get("temperature")
-    if is_number(value) and value > _HOTTEST and isfinite(value):
+    if is_number(value) and _HOTTEST < value < inf:
         expected = f"a number up to {_HOTTEST}, as vLLM refuses any above"
         yield _wrong("temperature", value, expected, "warning")
     elif value == 0 and said.get("do_sample") is True:
         expected = "a number above 0 where do_sample is true, as transformers fails at 0"
         yield _wrong("temperature", value, expected, "warning")
+    value = said.get("top_k")
+    if value == -1 and said.get("do_sample") is True:
+        expected = "0 for all tokens where do_sample is true, as transformers fails at -1"
+        yield _wrong("top_k", value, expected, "warning")
 
 
 def _wrong(key: str, value: object, expected: str, severity: Severity = "error") -> Finding:

@@ -67,7 +67,10 @@ def check_form(subject: Subject) -> Iterator[Finding]:
 
 
 def _has_method(said: Mapping[str, Any]) -> bool:
-    """Whether its method is named; ModelOpt has a key of its own for it."""
+    """Whether its method is named; ModelOpt has a key of its own for it, and of bitsandbytes older
+    files say with how many bits alone."""
+    if said.get("load_in_4bit") is True or said.get("load_in_8bit") is True:
+        return True
     inner = said.get("quantization")
     parts = (said, inner if isinstance(inner, Mapping) else {})
     return any(part.get(key) for part in parts for key in ("quant_method", "quant_algo"))

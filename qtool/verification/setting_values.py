@@ -98,10 +98,16 @@ def check_bounds(text: Mapping[str, Any], known: bool) -> Iterator[Finding]:
         yield wrong("is_encoder_decoder", True, "false of a decoder, which engines run as such")
 
 
+# Classes that have one where use_sliding_window says so alone.
+_WITHOUT_WINDOW = ("qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "qwen2_vl_text", "qwen2_5_vl_text")
+
+
 def _window(text: Mapping[str, Any], sure: Severity) -> Iterator[Finding]:
     key = "sliding_window"
     value = text.get(key)
-    if not is_number(value) or value > 0 or text.get("use_sliding_window") is False:
+    if not is_number(value) or value > 0:
+        return
+    if text.get("use_sliding_window", text.get("model_type") not in _WITHOUT_WINDOW) is False:
         return
     if value < 0:
         yield wrong(key, value, "a number of tokens, or null", sure)
@@ -122,7 +128,7 @@ def check_rope_bounds(where: str, part: Mapping[str, Any], known: bool) -> Itera
         if value is not None and not (is_number(value) and value > 0):
             yield wrong(f"{where}.{key}", value, "a positive number", sure)
     named = part.get("type")
-    if named not in (None, kind) and (named, kind) not in _SAME_ROPES:
+    if None not in (named, kind) and named != kind and (named, kind) not in _SAME_ROPES:
         expected = f"no other type than its rope_type {kind!r}, as vLLM refuses two"
         yield wrong(f"{where}.type", named, expected, sure)
     key = "original_max_position_embeddings"

@@ -30,6 +30,8 @@ def refused(folder: Path, engine: str) -> list[Finding]:
         ({"initializer_range": 2.0}, "through transformers, which refuses it (Strict"),
         (OWN_CODE | {"auto_map": {"AutoConfig": "own_config.Own"}},
          "its class is in own_config.py (auto_map), which is not there"),
+        ({"model_type": ["own"], "auto_map": {"AutoConfig": "own_config.Own"}},
+         "its class is in own_config.py (auto_map), which is not there"),
         ({"auto_map": {"AutoConfig": 3}}, "its auto_map says AutoConfig 3, and no name of a class"),
         (OWN_CODE | {"auto_map": {"AutoTokenizer": "own.Own"}}, "will refuse model_type 'own'"),
     ],

@@ -62,6 +62,9 @@ def test_what_no_engine_draws_with(said: dict[str, Any], phrase: str, tmp_path: 
         ({"eos_token_id": 1.5}, "eos_token_id 1.5; expected the id", "error"),
         ({"temperature": 1e9}, "temperature 1000000000.0; expected a number up to 2", "warning"),
         (SAMPLED | {"temperature": 0.0}, "temperature 0.0; expected a number above 0", "warning"),
+        (SAMPLED | {"top_k": -1}, "top_k -1; expected 0 for all tokens", "warning"),
+        ({"temperature": 10**400}, "temperature 1000", "warning"),  # no float is as large
+        ({"repetition_penalty": -(10**400)}, "repetition_penalty -1000", "error"),
     ],
 )
 def test_what_some_draw_with(

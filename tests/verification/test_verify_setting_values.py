@@ -138,6 +138,7 @@ def test_what_may_do_no_harm_is_a_warning(
         {"sliding_window": None},
         {"sliding_window": 0},
         {"sliding_window": -1, "use_sliding_window": False},
+        {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "sliding_window": -1},
         MISTRAL | {"sliding_window": 4096},
         {"attention_dropout": 1},
         {"attention_dropout": None},

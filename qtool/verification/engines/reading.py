@@ -105,7 +105,8 @@ def _lost_code(checkpoint: Checkpoint, engine: str, who: str) -> Iterator[Findin
     if "--" in said:  # which names another repository
         return
     file = f"{said.rpartition('.')[0]}.py"
-    if kind in OWN[engine] or kind in CONFIG_MAPPING or (checkpoint.folder / file).is_file():
+    known = isinstance(kind, str) and (kind in OWN[engine] or kind in CONFIG_MAPPING)
+    if known or (checkpoint.folder / file).is_file():
         return
     yield Finding(
         "error", CHECK, "auto_map",
