@@ -37,7 +37,7 @@ TURNED_COPIES, TURNED_BYTES = 1.5, 110_000_000
 KEPT_OF_HIDDEN, KEPT_OF_WIDEST = 26.0, 7.0
 KEPT_OF_ATTENTION, KEPT_BEFORE_ATTENTION, KEPT_OF_ATTENDING = 28.0, 9.0, 6.0
 # The same of one whose parameters have no slopes, with those of what its matrices give.
-BACK_OF_HIDDEN, BACK_OF_WIDEST = 14.0, 6.0
+BACK_OF_HIDDEN, BACK_OF_WIDEST = 15.0, 6.0
 # How much more hidden states take, with what goes beside them, where tokens are guided, states of
 # the original model are followed or a block is tuned.
 TUNED_STATES = 1.25
@@ -69,7 +69,7 @@ HEAD_BYTES_PER_WEIGHT = 19
 # Bytes for each weight of a matrix whose rows make up for each other.
 FED_BACK_BYTES = 10
 # What a run has open that measures slopes of the loss first, beside what `qtool fit` has.
-BESIDE_SLOPES_BYTES = 40_000_000
+BESIDE_SLOPES_BYTES = 60_000_000
 # What malloc keeps for each thread of the arrays that were there before: at most two, since those
 # above 32 MiB, its highest threshold, go back to the system.
 KEPT_BYTES_PER_WEIGHT, MOST_KEPT_BYTES = 14, 2 << 25
