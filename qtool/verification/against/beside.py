@@ -42,8 +42,10 @@ def judged(
     findings += said_by(error.CHECK, error.check_errors(subject, own))
     findings += said_by(error.CHECK, biases.check_biases(subject, everything, norms))
     findings += folds.check_folds(subject, everything, norms, exchanged)
-    findings += said_by(error.CHECK, gains.check_gains(subject, everything, known))
     if not made_of.rotated(subject):
-        findings += check_norms(subject, everything, norms)
+        said, readers = check_norms(subject, everything, norms, known)
+        findings += said
+        known |= readers
+    findings += said_by(error.CHECK, gains.check_gains(subject, everything, known))
     findings += said_by(made_of.CHECK, made_of.check_made_of(subject))
     return findings, compared
