@@ -6,6 +6,7 @@ not quantized they are the source's (or `unquantized` tells), and do not make up
 """
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Container, Mapping, Sequence
 
@@ -50,16 +51,18 @@ def check_norms(
     blocks: dict[str, list[Compared]] = defaultdict(list)
     for c in compared:
         blocks[block_of(subject, c.name)].append(c)
-    ways = [PLUS_ONE * adds for adds in _may_add_one(subject)] if norms else []
     for block, ratios in norms.items():
         for name in (key for key in ratios if not key.endswith(PLUS_ONE)):
             if _is_zero(subject, name):
                 zeros.append(name)
             elif name not in idle:
-                keys = {name + way: ratios[name + way] for way in ways}
+                adds = _may_add_one(subject, name)
+                keys = {key: ratios[key] for key in (name + PLUS_ONE * one for one in adds)}
                 near = blocks[block]
                 answers = {k: asked(k, one, near, known, heads) for k, one in keys.items()}
                 kind, words = _judged(subject, name, keys, ratios[name], near, answers)
+                if not kind and adds == (False,) and (turned := _turned(subject, name)):
+                    kind, words = "channels", f"{counted(turned, 'channel')} of the other sign"
                 if kind:
                     found[kind].append(f"{name} ({words})")
                     readers.update(c for answer in answers.values() for c in answer.off)
@@ -100,6 +103,8 @@ def _judged(
     if not _sees_readers(subject, name, block):
         return "", ""
     gain = next((one.gain for one in answers.values() if one.gain is not None), by)
+    if even and abs(gain - by) < MATCH:  # the norm itself tells its factor, the matrices about it
+        gain = by
     if abs(gain) > LEAST and (gain is not by or even):
         return "times", f"{math.exp(gain):.3g} times"
     away = float(np.abs(np.log(ratio)).mean())
@@ -125,12 +130,20 @@ def _sees_readers(subject: Subject, name: str, block: Sequence[Compared]) -> boo
     return True
 
 
-def _may_add_one(subject: Subject) -> tuple[bool, ...]:
-    """Whether norms of its class multiply by 1 + weight: both where that is not known."""
+def _may_add_one(subject: Subject, name: str) -> tuple[bool, ...]:
+    """Whether a norm multiplies by 1 + weight: both where the table of classes does not tell."""
     named = class_named(subject.config)
-    if named not in TABLE:
-        return False, True
-    return (False, True) if any(m.add for m in TABLE[named].modules) else (False,)
+    listed = re.sub(r"\.\d+\.", ".{b}.", name.removesuffix(".weight"))
+    modules = TABLE[named].modules if named in TABLE else ()
+    found = {bool(module.add) for module in modules if listed in module.stored}
+    return tuple(found) or (False, True)
+
+
+def _turned(subject: Subject, name: str) -> int:
+    """How many weights of a norm have the other sign."""
+    assert subject.source is not None
+    new = subject.artifact.checkpoint.float32(subject.entries[name].stored[0])
+    return int((new * subject.source.float32(name) < 0).sum())
 
 
 def _is_zero(subject: Subject, name: str) -> bool:
