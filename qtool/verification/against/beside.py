@@ -43,7 +43,7 @@ def judged(
     findings += said_by(error.CHECK, biases.check_biases(subject, everything, norms))
     findings += folds.check_folds(subject, everything, norms, exchanged)
     if not made_of.rotated(subject):
-        words = " ".join(f.message for f in findings if f.severity == "error")
+        words = " ".join(f.message for f in changed if f.severity == "error")
         rest = {
             block: {key: ratio for key, ratio in of.items() if key.split(" ")[0] not in words}
             for block, of in norms.items()
