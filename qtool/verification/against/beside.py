@@ -42,8 +42,15 @@ def judged(
     findings += said_by(error.CHECK, error.check_errors(subject, own))
     findings += said_by(error.CHECK, biases.check_biases(subject, everything, norms))
     findings += folds.check_folds(subject, everything, norms, exchanged)
-    findings += said_by(error.CHECK, gains.check_gains(subject, everything, known))
     if not made_of.rotated(subject):
-        findings += check_norms(subject, everything, norms)
+        words = " ".join(f.message for f in changed if f.severity == "error")
+        rest = {
+            block: {key: ratio for key, ratio in of.items() if key.split(" ")[0] not in words}
+            for block, of in norms.items()
+        }
+        said, readers = check_norms(subject, everything, rest, known)
+        findings += said
+        known |= readers
+    findings += said_by(error.CHECK, gains.check_gains(subject, everything, known))
     findings += said_by(made_of.CHECK, made_of.check_made_of(subject))
     return findings, compared

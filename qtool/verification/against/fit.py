@@ -10,12 +10,13 @@ for c of Q / diag(r), for r of W diag(c). The matrices are read anew for each of
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from qtool.verification.against.side_by_side import Floats, SideBySide, scaled, square_of
+from qtool.verification.against.taken import Taken, taken
 
 MATCH = 0.1  # of the logarithm: how well two halves of a fold must fit
 WORTH = 0.9  # of the error: scales that leave more of it are chance
@@ -39,6 +40,7 @@ class Fit:
     could: frozenset[str] = frozenset()  # norms whose ratio it may have: it is as near with that
     # Where the rows have one factor, which is of the columns as well: the scales of these alone.
     as_columns: Floats | None = None
+    taken: Mapping[str, Taken] = field(default_factory=dict)  # by norm
 
 
 def fit(pair: SideBySide, norms: Mapping[str, Floats]) -> Fit:
@@ -80,7 +82,7 @@ def fit(pair: SideBySide, norms: Mapping[str, Floats]) -> Fit:
     one_factor = chosen_rows is free and chosen_columns is None and uneven(free) < MATCH
     return Fit(
         chosen_columns, chosen_rows, chosen_norm, far[chosen], evenly, frozenset(could),
-        alone if one_factor else None,
+        alone if one_factor else None, taken(pair, ratios, with_ratio),
     )  # fmt: skip
 
 

@@ -77,20 +77,10 @@ def check_folds(
     broken = {block_of(subject, name) for name in wrong}
     compared = [c for c in compared if block_of(subject, c.name) not in broken]
     norms = {block: ratios for block, ratios in norms.items() if block not in broken}
-    readers: dict[str, list[Compared]] = defaultdict(list)
     sites: dict[str, list[Compared]] = defaultdict(list)
     for c in compared:
-        if c.norm is not None:
-            readers[c.norm.removesuffix(PLUS_ONE)].append(c)
         sites[structure.input_site(c.name.removesuffix(".weight"))].append(c)
-    idle = {
-        key.removesuffix(PLUS_ONE)
-        for block in norms.values()
-        for key, ratio in block.items()
-        if uneven(ratio) > MATCH
-    } - readers.keys()
-    # Codes of two bits may be too coarse to tell.
-    idle -= {key.removesuffix(PLUS_ONE) for c in compared for key in c.could}
+    idle = idle_norms(compared, norms)
     names = sorted(idle)
     if idle and config.dequantized(subject):
         yield Finding(
@@ -133,6 +123,20 @@ def check_folds(
             f"{verb(len(halves), 'have', 'has')} scales folded in, and no layer before or after "
             "has the inverse; make the artifact again",
         )  # fmt: skip
+
+
+def idle_norms(compared: Sequence[Compared], norms: Mapping[str, Mapping[str, Floats]]) -> set[str]:
+    """Norms whose channels differ, each by its own factor, and whose ratio no matrix has."""
+    read = {c.norm.removesuffix(PLUS_ONE) for c in compared if c.norm is not None}
+    # Codes of two bits may be too coarse to tell.
+    read |= {key.removesuffix(PLUS_ONE) for c in compared for key in c.could}
+    uneven_ones = {
+        key.removesuffix(PLUS_ONE)
+        for block in norms.values()
+        for key, ratio in block.items()
+        if uneven(ratio) > MATCH
+    }
+    return uneven_ones - read
 
 
 def settled(subject: Subject, compared: Sequence[Compared]) -> list[Compared]:

@@ -3,7 +3,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -30,6 +30,7 @@ from qtool.verification.against.off_scales import off_scales as find_off
 from qtool.verification.against.pruned import Fours
 from qtool.verification.against.side_by_side import Floats, SideBySide, rows_of_quant, square_of
 from qtool.verification.against.steps import expected_error, single_codes
+from qtool.verification.against.taken import Taken
 
 # Times the expected error: GPTQ makes up to 2, a clipped range up to 3.5.
 UNEXPLAINED = 4.0
@@ -70,6 +71,7 @@ class Compared:
     blanks: Blanks | None = None  # weights that are lost, their codes 0
     as_columns: Floats | None = None  # `rows` that are one factor, as scales of columns
     multiple: Multiple | None = None  # of the source
+    taken: Mapping[str, Taken] = field(default_factory=dict)  # of the norms in reach
 
     @property
     def explained(self) -> bool:
@@ -187,6 +189,7 @@ def _compared(name: str, quant: GroupQuant, source: Rows, norms: Mapping[str, Fl
         lost_codes=lost_codes,
         as_columns=found.as_columns if found else None,
         multiple=multiple,
+        taken=found.taken if found else {},
         off_scales=_off(quant, pair, sums, scales),
         blanks=None if pruned or left > LOST * whole else blanks(quant, pair.scaled(*scales), sums),
     )
