@@ -152,8 +152,8 @@ def folder(path: Path, tensors: Tensors, quantization: Mapping[str, Any], **more
         "hidden_size": HIDDEN, "intermediate_size": INNER, "num_hidden_layers": 2,
         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "rms_norm_eps": 1e-5,
         "max_position_embeddings": 2048, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
-        "bos_token_id": 1, "eos_token_id": 2, "quantization_config": dict(quantization),
-    } | more  # fmt: skip
+        "bos_token_id": 1, "eos_token_id": 2,
+    } | ({"quantization_config": dict(quantization)} if quantization else {}) | more  # fmt: skip
     (path / "config.json").write_text(json.dumps(config))
     vocabulary = {f"t{number}": number for number in range(TOKENS)}
     model = {"type": "BPE", "vocab": vocabulary, "merges": []}
