@@ -220,9 +220,9 @@ def sample(
     from qtool.generating.sample import sample as run
     from qtool.hub import resolve
     from qtool.native.library import default_threads
+    from qtool.runs.leftovers import check_free
     from qtool.runs.progress import Progress
     from qtool.runs.request import check_names, device_of
-    from qtool.runs.workspace import check_free
     from qtool.streaming.device import explained
 
     check_names(model, out)

@@ -28,9 +28,9 @@ from qtool.gguf.to_hf.convert import convert_to_hf
 from qtool.record import FILE_NAME
 from qtool.runs.already import SAID, AlreadyMade
 from qtool.runs.digests import add_digests
+from qtool.runs.leftovers import check_free
 from qtool.runs.progress import Progress
 from qtool.runs.replacing import check_apart, check_not_among
-from qtool.runs.workspace import check_free
 from qtool.verification.engines.view import view_of
 
 

@@ -25,11 +25,12 @@ from qtool.runs import program
 from qtool.runs.already import SAID, AlreadyMade
 from qtool.runs.differences import DEVICE
 from qtool.runs.identity import file_facts
+from qtool.runs.leftovers import check_free
 from qtool.runs.progress import Progress
 from qtool.runs.provenance import environment
 from qtool.runs.summary import peak_rss_bytes
 from qtool.runs.watched import marks
-from qtool.runs.workspace import COMMAND, AskAgain, Workspace, check_free, workspace
+from qtool.runs.workspace import COMMAND, AskAgain, Workspace, workspace
 
 if TYPE_CHECKING:
     from qtool.fitting.slope import Slopes

@@ -16,6 +16,7 @@ from functools import partial
 from qtool.fitting.allocate import STEPS
 from qtool.planning.budget import Memory, choose
 from qtool.planning.estimate import (
+    MOST_KEPT_BYTES,
     TORCH_PROCESS_BYTES,
     Peak,
     encoding,
@@ -33,7 +34,6 @@ _LOGIT_COPIES = 7
 # What autograd keeps of each token, and needs on its way back, in float32 numbers: in widths of the
 # hidden states, of the block's widest matrix, and of what experts read and give.
 _OF_HIDDEN, _OF_WIDEST, _OF_ROUTED = 26, 7, 6
-_MOST_FREE = 2 << 25  # bytes that a matrix leaves free between others
 _OF_TABLES = 6  # micro-batches of rows, and of gradients by them
 
 
@@ -103,7 +103,7 @@ def _block(shapes: Shapes, block: Block, batches: int) -> Peak:
     numbers = _OF_HIDDEN * shapes.passed + _OF_WIDEST * block.widest + _OF_ROUTED * routed
     given = 2 * 4 * shapes.tokens * shapes.handed.given // max(1, shapes.count)
     # A matrix that was there before leaves its room free between others.
-    held = block.nbytes + min(4 * block.largest, _MOST_FREE)
+    held = block.nbytes + min(4 * block.largest, MOST_KEPT_BYTES)
     sums = (batches + 1) * shapes.slopes // max(1, shapes.count)
     passing = held + given + sums + int(4 * batches * shapes.batch * numbers)
     loading = block.nbytes + reading(2 * block.largest)

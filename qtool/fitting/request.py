@@ -134,8 +134,8 @@ def fit_request(
     from qtool.formats.safetensors_file import parse_size
     from qtool.hub import resolve
     from qtool.recipe.recipe import calibration_sets, find, load, shipped
+    from qtool.runs.leftovers import check_free
     from qtool.runs.request import check_max_ram, device_of
-    from qtool.runs.workspace import check_free
 
     if (size is None) == (bits is None):
         raise UsageError("give either --size, such as 4.2GB, or --bits, such as 4.5")

@@ -33,10 +33,11 @@ from qtool.runs import program
 from qtool.runs.already import SAID, AlreadyMade
 from qtool.runs.differences import DEVICE
 from qtool.runs.identity import file_facts
+from qtool.runs.leftovers import check_free
 from qtool.runs.progress import Progress
 from qtool.runs.provenance import environment
 from qtool.runs.watched import marks
-from qtool.runs.workspace import COMMAND, Workspace, check_free, workspace
+from qtool.runs.workspace import COMMAND, Workspace, workspace
 from qtool.streaming.device import Device
 from qtool.streaming.skeleton import Skeleton
 from qtool.streaming.weights import Weights

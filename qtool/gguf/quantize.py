@@ -35,10 +35,11 @@ from qtool.remarks import line
 from qtool.runs import layer_errors
 from qtool.runs.already import taking_up
 from qtool.runs.journal import Journal
+from qtool.runs.leftovers import check_free
 from qtool.runs.progress import Progress
 from qtool.runs.summary import LayerReport, Summary, peak_rss_bytes
 from qtool.runs.watched import marks
-from qtool.runs.workspace import Workspace, check_free, workspace
+from qtool.runs.workspace import Workspace, workspace
 from qtool.verification.gguf.written import check_written_gguf
 
 if TYPE_CHECKING:

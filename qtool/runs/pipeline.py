@@ -21,6 +21,7 @@ from qtool.runs import layer_errors, modelcard, provenance, resume
 from qtool.runs.already import taking_up
 from qtool.runs.digests import add_digests
 from qtool.runs.each_tensor import quantize_each
+from qtool.runs.leftovers import check_free
 from qtool.runs.outcome import Outcome
 from qtool.runs.progress import Progress
 from qtool.runs.request import Request
@@ -28,7 +29,7 @@ from qtool.runs.sink import Sink, Turned
 from qtool.runs.summary import Summary, of_cache, of_text, peak_rss_bytes
 from qtool.runs.verify import verify
 from qtool.runs.watched import Marks, marks
-from qtool.runs.workspace import Workspace, check_begun, check_free, workspace
+from qtool.runs.workspace import Workspace, check_begun, workspace
 from qtool.runs.zeros import Zeros
 from qtool.scheme import Dropped
 from qtool.streaming.allocator import give_back

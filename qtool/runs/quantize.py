@@ -77,6 +77,7 @@ def _to_safetensors(recipe: Recipe, asked: Asked, progress: Progress) -> Summary
     if recipe.calibrates and asked.stats is None:
         check_source(recipe.calibration.source)
     from qtool.checkpoints.source import check_needed
+    from qtool.runs.leftovers import check_free
     from qtool.runs.pipeline import run
     from qtool.runs.replacing import check_apart
     from qtool.runs.request import (
@@ -86,7 +87,6 @@ def _to_safetensors(recipe: Recipe, asked: Asked, progress: Progress) -> Summary
         check_stats_options,
         device_of,
     )
-    from qtool.runs.workspace import check_free
 
     check_stats_options(asked.stats, asked.calibration)
     check_max_ram(asked.device, asked.max_ram)
@@ -138,8 +138,8 @@ def _to_gguf(recipe: GgufRecipe, asked: Asked, progress: Progress) -> Summary:
     from qtool.gguf.quantize import run_gguf
     from qtool.gguf.request import GgufRequest, artifact_path, unlike_gguf
     from qtool.hub import resolve
+    from qtool.runs.leftovers import check_free
     from qtool.runs.replacing import check_apart, check_not_among
-    from qtool.runs.workspace import check_free
     from qtool.texts.mixture import check_source
 
     refuse(

@@ -7,7 +7,7 @@
         whole       while a folder gets it; and then the earlier one that it replaced
         ended       there from then on (qtool.runs.naming, qtool.runs.already)
         ...         what a stage keeps to go on with
-    .OUT.from-gguf/ where the source had to be made first: a lock, and the source
+    .OUT.from-gguf/ where the source had to be made first (qtool.runs.leftovers)
 
 A run that is ended, or that the system stops (a full disk, a source that is gone), leaves the
 folder where something in it is finished, and the same command goes on from there. Else nothing is
@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,12 +29,11 @@ from qtool.runs import already, naming
 from qtool.runs.already import AlreadyMade, Earlier
 from qtool.runs.differences import AnotherRun, told
 from qtool.runs.journal import Journal
+from qtool.runs.leftovers import check_free, give_up, sweep_sources
 from qtool.runs.lock import acquire, empty, forget, remove
 from qtool.runs.naming import Stating
 from qtool.runs.replacing import Replace
 from qtool.runs.staging import (
-    check_out,
-    check_out_file,
     check_space,
     explained,
     made_parents,
@@ -177,7 +176,7 @@ def workspace(
         except BaseException:  # a signal, say, before there was anything to keep
             if lock is not None:
                 os.close(lock)
-            _give_up(folder, out)
+            give_up(folder, out)
             raise
         try:
             journal = Journal(folder / "journal", look)
@@ -222,7 +221,7 @@ def workspace(
             if not kept and look.ours():
                 remove(folder)
             os.close(lock)
-            _sweep_sources(target, out)
+            sweep_sources(target, out)
 
 
 @contextmanager
@@ -244,7 +243,7 @@ def _asked_again(
         lock = acquire(folder, out)
     if already.earlier(folder, target) != earlier:  # another had the lock since that was read
         os.close(lock)
-        _give_up(folder, out)
+        give_up(folder, out)
         check_free(out, is_folder=is_folder, replace=replace)
         raise ResumeError(f"{out}: another qtool was at it just now; give the same command again")
     try:
@@ -266,7 +265,7 @@ def _asked_again(
         raise AnotherRun(f"{error}; the same command again takes its place") from None
     finally:
         os.close(lock)
-        _sweep_sources(target, out)
+        sweep_sources(target, out)
 
 
 def _state(target: Path, stating: Stating, stated: bool) -> None:
@@ -275,81 +274,6 @@ def _state(target: Path, stating: Stating, stated: bool) -> None:
     beside, text = stating(target)
     if not (stated and beside.is_file()):
         beside.write_text(text, encoding="utf-8")
-
-
-def _give_up(folder: Path, out: Path) -> None:
-    """Remove a hidden folder of ours in which nothing was done yet."""
-    with suppress(QtoolError, OSError):  # it is in use, or not ours
-        lock = acquire(folder, out)
-        if [path.name for path in folder.iterdir()] == ["lock"]:
-            remove(folder)
-        os.close(lock)
-
-
-@contextmanager
-def made_beside(out: Path) -> Iterator[Path]:
-    """A hidden folder for a source of `out` that has to be made first, locked.
-
-    It is there again when the same command goes on, and gone when `out` is whole or given up.
-    """
-    target = Path(os.path.realpath(out))
-    folder = _source(target)
-    with made_parents(target, out):
-        with explained(out):
-            lock = acquire(folder, out)
-        try:
-            yield folder
-        finally:
-            os.close(lock)
-            _sweep_sources(target, out)
-
-
-def _source(target: Path) -> Path:
-    return target.parent / f".{target.name}.from-gguf"
-
-
-def _sweep_sources(target: Path, out: Path) -> None:
-    """Remove what an output was to be made of, where no run of it is left to go on."""
-    folder = _source(target)
-    if partial(target).exists() or not (folder / "lock").is_file():
-        return
-    with suppress(QtoolError, OSError):  # it is in use, or not ours
-        lock = acquire(folder, out)
-        remove(folder)
-        os.close(lock)
-
-
-def check_free(
-    out: Path, *, is_folder: bool, replace: Replace | None = None, again: bool = False
-) -> None:
-    """UnsupportedError where `out` is there already, and may not be replaced. again: unless it is
-    of a run that was killed then, which `workspace` knows by its facts."""
-    if out.exists():
-        target = Path(os.path.realpath(out))
-        if again and already.earlier(partial(target), target) is not None:
-            return
-        _sweep(out)
-    (check_out if is_folder else check_out_file)(out, replace)
-
-
-def _sweep(out: Path) -> None:
-    """Remove what is left where a run was killed just after its output got its name.
-
-    An unfinished run is kept: what is there is then an older one, which it is to replace.
-    """
-    target = Path(os.path.realpath(out))
-    folder = partial(target)
-    _sweep_sources(target, out)
-    with suppress(QtoolError, OSError):  # there is none, it is in use, or not ours
-        if not naming.is_given(folder, target):
-            return
-        lock = acquire(folder, out)
-        if naming.is_given(folder, target):
-            naming.finish(folder, target)
-            remove(folder)
-            forget(folder)
-        os.close(lock)
-        _sweep_sources(target, out)
 
 
 def may_pass(error: BaseException) -> bool:

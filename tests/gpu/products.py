@@ -261,7 +261,11 @@ def family(kind: str, name: str) -> None:
     del source, target
     own, *others = kernels_of(kind)
     loaded = compiled([own, *(kernel for kernel in others if kernel.family == name)])
-    own, *others = alike([*loaded], loaded)
+    own, *others = [*loaded]
+    right = [*alike([own, *others], loaded)]
+    if own not in right:
+        sys.exit(f"{own} itself does not run")
+    others = [kernel for kernel in others if kernel in right]
     OUT.mkdir(exist_ok=True)
     kept = OUT / f"gpu-products-{kind}-{name or 'usual'}.jsonl"
     with kept.open("w", encoding="utf-8", buffering=1) as file:

@@ -16,10 +16,10 @@ from qtool.gguf.request import GgufRequest
 from qtool.gguf.to_hf import convert
 from qtool.recipe.recipe import Recipe, load
 from qtool.runs import identity, staging
+from qtool.runs.leftovers import made_beside as workspace_of_source
 from qtool.runs.progress import Progress
 from qtool.runs.quantize import Asked
 from qtool.runs.quantize import quantize as made_of
-from qtool.runs.workspace import made_beside as workspace_of_source
 from support.runs.faulty_runs import (
     GGUF,
     GPTQ,

@@ -9,9 +9,10 @@ import pytest
 
 from qtool.errors import ResumeError, UnsupportedError
 from qtool.runs import replacing, staging
+from qtool.runs.leftovers import check_free
 from qtool.runs.replacing import Replace
 from qtool.runs.statement import path_beside
-from qtool.runs.workspace import check_free, workspace
+from qtool.runs.workspace import workspace
 from support.runs.replacing import (
     FREELY,
     artifact,

@@ -10,7 +10,8 @@ from qtool.errors import ResumeError, UnsupportedError
 from qtool.runs import program
 from qtool.runs.differences import told
 from qtool.runs.journal import Journal
-from qtool.runs.workspace import check_free, workspace
+from qtool.runs.leftovers import check_free
+from qtool.runs.workspace import workspace
 from support.runs.quantizing import files
 
 

@@ -43,11 +43,11 @@ from qtool.runs import program
 from qtool.runs.digests import add_digests
 from qtool.runs.identity import file_facts
 from qtool.runs.journal import Journal
+from qtool.runs.leftovers import made_beside
 from qtool.runs.lock import empty
 from qtool.runs.progress import Progress
 from qtool.runs.staging import check_space, with_notes
 from qtool.runs.watched import marks
-from qtool.runs.workspace import made_beside
 
 _AT_ONCE = 1 << 22  # numbers that are compared in one piece
 _ONE_FILE = 1 << 62  # bytes of a shard
