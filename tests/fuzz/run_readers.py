@@ -107,7 +107,7 @@ class Journal:
         experts = [ExpertReport("0.e", [1, 2])]
         for block in (None, 0, 1):
             sums_ = {spec.name: self.right[spec.name] for spec in self.by_block[block]}
-            sink: Any = SimpleNamespace(checksums=lambda _, s=sums_: s)
+            sink: Any = SimpleNamespace(checksums=lambda _, s=sums_: s, zeros=None)
             commit(journal, sink, block, Outcome(layers, ["note"], None, experts), sums)
         journal.close()
         lines = (folder / "made").read_bytes()
@@ -161,7 +161,9 @@ class Journal:
         for file in ("hidden-0", "hidden-1"):
             (self.folder / file).write_bytes(states)
         self.writer.checksums.clear()
-        sink: Any = SimpleNamespace(plan=self.stub.plan, writer=self.writer, folder=self.folder)
+        sink: Any = SimpleNamespace(
+            plan=self.stub.plan, writer=self.writer, folder=self.folder, zeros=None
+        )
         sink.checksums = lambda block: Sink.checksums(sink, block)
         sink.restore = lambda block, sums: Sink.restore(sink, block, sums)
         sink.forget = lambda block: Sink.forget(sink, block)

@@ -245,9 +245,6 @@ def test_a_block_that_is_another(tmp_path: Path) -> None:
 def test_another_matrix_is_not_one_of_other_zeros(tmp_path: Path) -> None:
     """Against its source: layers that changed places, and codes of nothing."""
     source = other.folder(tmp_path / "source", other.model(other.dense), {})
-    text = json.loads((source / "config.json").read_text())
-    del text["quantization_config"]
-    (source / "config.json").write_text(json.dumps(text))
     tensors = other.model(other.awq)
     keys = [n for n in tensors if ".0.self_attn.k_proj." in n]
     values = [n.replace("k_proj", "v_proj") for n in keys]
@@ -311,7 +308,6 @@ def test_against_another_model(tmp_path: Path) -> None:
     """Of more blocks: that they are lost is no matter of prediction."""
     source = other.folder(tmp_path / "source", other.model(other.dense, blocks=8), {})
     text = json.loads((source / "config.json").read_text())
-    del text["quantization_config"]
     (source / "config.json").write_text(json.dumps(text | {"num_hidden_layers": 8}))
     path = other.folder(tmp_path / "out", other.model(other.gptq()), other.GPTQ)
     verdict = verify_artifact(path, against=source, threads=1)

@@ -288,7 +288,7 @@ def emulated(patch: Any, emulator: Emulator | None = None) -> Iterator[Cuda]:
         def __torch_dispatch__(self, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
             return cuda.run(func, args, kwargs or {})
 
-    found = SimpleNamespace(name="Emulated", major=9, minor=0)
+    found = SimpleNamespace(name="Emulated", major=9, minor=0, multi_processor_count=132)
     replaced = {
         "_lazy_init": lambda: None, "is_available": lambda: True, "Stream": cuda.Stream,
         "Event": cuda.Event, "current_stream": cuda.stream_of, "stream": cuda.on_stream,
@@ -304,6 +304,7 @@ def emulated(patch: Any, emulator: Emulator | None = None) -> Iterator[Cuda]:
             patches.setattr(torch.cuda, name, one)
         patches.setattr(torch.autograd, "grad", cuda.grad)
         patches.setattr(compiling, "core", cuda.core)
+        patches.setattr(running, "_check_gpu", lambda _: None)
         patches.setattr(running, "_kernel", lambda name, _: name)
         patches.setattr(running, "overlaps", lambda _: True)
         patches.setattr(running, "_launch_programmatic", cuda.launch_programmatic)
