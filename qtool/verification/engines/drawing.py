@@ -12,6 +12,7 @@ from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import QtoolError
 from qtool.gguf.tokenizer.hf_json import read_object
 from qtool.verification.classes import installed
+from qtool.verification.engines import plain
 from qtool.verification.finding import Finding, of_setting
 from qtool.verification.generation import FILE
 
@@ -36,7 +37,7 @@ def drawing_findings(
         )  # fmt: skip
     if any(key.startswith(f"{FILE}.") for key in wrong):
         return  # which may be what it has against it
-    reason = _refusal(checkpoint) if said else None
+    reason = None if plain.draws(said) else _refusal(checkpoint)
     if reason is not None:
         yield Finding(
             "error", CHECK, FILE,

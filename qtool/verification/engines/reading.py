@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import SourceError
 from qtool.verification.classes import has_code, installed
+from qtool.verification.engines import plain
 from qtool.verification.engines.modules import refused_without
 from qtool.verification.finding import Finding, of_setting
 
@@ -86,7 +87,7 @@ def reading_findings(
                 f"{who} will refuse a config.json without a model_type: put back the model's own",
                 of_setting("model_type"),
             )  # fmt: skip
-    elif isinstance(kind, str) and kind not in OWN[engine]:
+    elif isinstance(kind, str) and kind not in OWN[engine] and not plain.reads(config):
         yield from _unknown(kind, engine, who) or _refused(checkpoint, who, wrong)
 
 
