@@ -33,7 +33,8 @@ def test_what_is_plain_is_read(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"model_type": "gemma3_text"}, {"use_cache": "maybe"}, {"initializer_range": 2.0}, {"initializer_range": 1},
+        {"model_type": "gemma3_text"}, {"use_cache": "maybe"}, {"initializer_range": 2.0},
+        {"initializer_range": 1},
         {"layer_types": ["full_attention"]}, {"hidden_size": 256.0}, {"num_hidden_layers": 0},
         {"num_attention_heads": 3}, {"head_dim": None}, {"vocab_size": True}, {"text_config": {}},
         {"eos_token_id": -1}, {"rope_scaling": {"rope_type": "yarn"}}, {"dtype": "float8"},
