@@ -13,7 +13,7 @@ from qtool.checkpoints.fused_experts import matrices
 from qtool.checkpoints.roles import Role
 from qtool.errors import UnsupportedError
 from qtool.planning import heads, mlx, mxfp4, notes, unmatched
-from qtool.planning.fit import Action, fit, override, recipe_scheme
+from qtool.planning.fit import Action, by_role, fit, override
 from qtool.recipe.recipe import Recipe
 from qtool.scheme import Dense, Dropped, Scheme
 
@@ -30,10 +30,7 @@ def decided(
     """The action of every tensor, and warnings. The arguments are make_plan's, which says what is
     raised; roles: of all tensors."""
     tensors = checkpoint.tensors
-    default = recipe_scheme(recipe)
-    actions: dict[str, Action] = {
-        name: default if role.reason is None else Dense(role.reason) for name, role in roles.items()
-    }
+    actions = by_role(recipe, roles)
     says_tied = heads.says_tied(checkpoint.config)
     heads.refuse_tied(recipe, tensors, says_tied)
     fused = matrices(tensors, interleaved=recipe.format == "mxfp4")

@@ -8,9 +8,9 @@ from qtool.checkpoints.layer_names import experts_of
 from qtool.checkpoints.padding import padded
 from qtool.checkpoints.roles import roles_of
 from qtool.formats import mxfp4
-from qtool.planning.fit import Action, fit, override, recipe_scheme
+from qtool.planning.fit import by_role, fit, override
 from qtool.recipe.recipe import Recipe
-from qtool.scheme import Dense, Scheme
+from qtool.scheme import Scheme
 
 
 def as_quantized(recipe: Recipe, checkpoint: Checkpoint) -> Checkpoint:
@@ -25,11 +25,7 @@ def as_quantized(recipe: Recipe, checkpoint: Checkpoint) -> Checkpoint:
     view = padded(view, recipe.pad_intermediate)
     tensors = view.tensors
     blocks = structure.find_blocks(tensors, view.config)
-    default = recipe_scheme(recipe)
-    actions: dict[str, Action] = {
-        name: default if role.reason is None else Dense(role.reason)
-        for name, role in roles_of(tensors, blocks).items()
-    }
+    actions = by_role(recipe, roles_of(tensors, blocks))
     override(recipe, actions)
     fit(recipe, tensors, actions)
     found = (experts_of(name) for name, action in actions.items() if isinstance(action, Scheme))

@@ -13,7 +13,7 @@ from math import gcd, prod
 
 from qtool.checkpoints import structure
 from qtool.checkpoints.padding import KEY, shape_padded
-from qtool.checkpoints.roles import FUSED_EXPERTS, LEFT_FUSED
+from qtool.checkpoints.roles import FUSED_EXPERTS, LEFT_FUSED, Role
 from qtool.errors import FormatError, UnsupportedError
 from qtool.formats import FORMATS
 from qtool.formats.facts import Options
@@ -35,6 +35,14 @@ def recipe_scheme(recipe: Recipe) -> Action:
     if recipe.rounding == "none":
         return UNROUNDED
     return recipe.scheme
+
+
+def by_role(recipe: Recipe, roles: Mapping[str, Role]) -> dict[str, Action]:
+    """What each tensor gets before overrides and limits."""
+    default = recipe_scheme(recipe)
+    return {
+        name: default if role.reason is None else Dense(role.reason) for name, role in roles.items()
+    }
 
 
 def override(

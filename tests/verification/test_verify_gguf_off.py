@@ -16,23 +16,13 @@ from qtool.verification.finding import Finding
 from qtool.verification.gguf.single_blocks import COARSEST, OffBlock, off_blocks
 from qtool.verification.gguf.typical import TYPICAL
 from qtool.verification.run import verify_artifact
+from support.verification.made_gguf import made
+
+__all__ = ["made"]
 
 TINY = Path(qtool.tiny.__file__).parent
 TYPES = [name for name, error in TYPICAL.items() if error < COARSEST and name in BY_NAME]
 SCALE_AT = {"Q6_K": 208, "Q3_K": 108}  # bytes into a block; of others it begins with a float16
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    folder = tmp_path_factory.mktemp("gguf")
-
-    def get(recipe: str) -> Path:
-        path = folder / f"{recipe}.gguf"
-        if not path.exists():
-            qtool.quantize("tiny", recipe, path, threads=1, changes=["importance=false"])
-        return path
-
-    return get
 
 
 def damaged(path: Path, out: Path, name: str, blocks: dict[int, float]) -> Path:

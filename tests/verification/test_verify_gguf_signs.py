@@ -8,26 +8,15 @@ import gguf
 import numpy as np
 import pytest
 
-import qtool
 from qtool.gguf_types import BY_NAME
 from qtool.verification.finding import Finding
 from qtool.verification.gguf.signs import SCALES, negative
 from qtool.verification.run import verify_artifact
+from support.verification.made_gguf import made
+
+__all__ = ["made"]
 
 MINUS = 0x80  # of the second byte of a float16
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    folder = tmp_path_factory.mktemp("gguf")
-
-    def get(recipe: str) -> Path:
-        path = folder / f"{recipe}.gguf"
-        if not path.exists():
-            qtool.quantize("tiny", recipe, path, threads=1, changes=["importance=false"])
-        return path
-
-    return get
 
 
 def turned(path: Path, out: Path, kind: str, at: int, blocks: list[int]) -> str:
