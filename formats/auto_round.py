@@ -24,10 +24,10 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from qtool.checkpoints.layer_names import is_head
 from qtool.formats import gptq_zeros
 from qtool.formats.facts import ArtifactScheme, Writer, first, group_size_of, whole
 from qtool.formats.gptq_dynamic import entry_for
+from qtool.formats.layer_names import is_head
 from qtool.scheme import Scheme
 
 NAME = "auto-round"

@@ -26,7 +26,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from qtool.checkpoints.layer_names import experts_of, fused_names
 from qtool.errors import FormatError
 from qtool.formats import bits
 from qtool.formats.facts import (
@@ -47,9 +46,10 @@ from qtool.formats.facts import (
     whole_experts,
 )
 from qtool.formats.gptq_dynamic import overridden
+from qtool.formats.layer_names import experts_of, fused_names
 from qtool.formats.safetensors_file import TensorSpec
-from qtool.printable import in_json
 from qtool.scheme import GroupQuant, Scheme
+from qtool.telling.printable import in_json
 
 if TYPE_CHECKING:
     import numpy as np

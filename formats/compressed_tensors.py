@@ -158,7 +158,7 @@ def pack(module: str, quant: GroupQuant, options: Options) -> dict[str, NDArray[
         scale = scale.reshape(1)
     stored: dict[str, NDArray[Any]] = {}
     if scheme.book == "e2m1":
-        from qtool.formats.float_codes import pack_nibbles
+        from qtool.float_codes import pack_nibbles
 
         stored = {"weight_packed": pack_nibbles(quant.codes), "weight_scale": scale}
         if scheme.outer:

@@ -18,14 +18,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from qtool.checkpoints.layer_names import experts_of, fused_names, is_head
 from qtool.errors import FormatError
 from qtool.formats.compressed_tensors_targets import targets_of
 from qtool.formats.facts import ArtifactScheme, Facts, Group, left_out, names_of, whole
+from qtool.formats.layer_names import experts_of, fused_names, is_head
 from qtool.formats.other_names import expressions
 from qtool.formats.patterns import any_of, matches
-from qtool.printable import in_json
 from qtool.scheme import Scheme
+from qtool.telling.printable import in_json
 
 NAME = "compressed-tensors"
 _DECODED = (

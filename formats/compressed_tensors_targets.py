@@ -10,8 +10,8 @@ compressed-tensors 0.20, utils/match.py: both match from the start of a name.
 
 from collections.abc import Iterable, Sequence
 
-from qtool.checkpoints.layer_names import is_head
 from qtool.formats.gptq_dynamic import patterns_for
+from qtool.formats.layer_names import is_head
 from qtool.formats.patterns import matches
 
 _KEPT = ("model", "transformer", "gpt_neox")  # prefixes that engines have as checkpoints do

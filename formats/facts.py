@@ -28,10 +28,10 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from qtool.checkpoints.layer_names import experts_of, is_head
 from qtool.errors import FormatError
-from qtool.printable import in_json
+from qtool.formats.layer_names import experts_of, is_head
 from qtool.scheme import Scheme
+from qtool.telling.printable import in_json
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -15,9 +15,9 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
-from qtool.checkpoints.layer_names import fused_names, is_head
 from qtool.errors import FormatError
 from qtool.formats.facts import ArtifactScheme, Facts, group_size_of, whole, whole_experts
+from qtool.formats.layer_names import fused_names, is_head
 from qtool.formats.patterns import matches
 from qtool.scheme import Scheme
 

@@ -104,7 +104,7 @@ def scheme_in(module: str, look: Look, found: ArtifactScheme) -> tuple[Scheme, t
 
 def unpack(module: str, get: Callable[[str], NDArray[Any]], found: ArtifactScheme) -> GroupQuant:
     """Read one matrix; `get` gives a stored tensor by name, KeyError where there is none."""
-    from qtool.formats.float_codes import unpack_nibbles
+    from qtool.float_codes import unpack_nibbles
 
     scheme, shape = scheme_in(module, stored_codes.looking(get), found)
     codes = unpack_nibbles(get(f"{module}.blocks").reshape(shape[0], shape[1] // 2))
@@ -144,7 +144,7 @@ def specs(
 
 def pack(module: str, quant: GroupQuant, options: Options) -> dict[str, NDArray[Any]]:
     """The stored tensors of one matrix; FormatError where it cannot be stored exactly."""
-    from qtool.formats.float_codes import pack_nibbles
+    from qtool.float_codes import pack_nibbles
 
     reason = supports(quant.scheme, quant.shape, options)
     if reason:

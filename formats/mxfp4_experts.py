@@ -66,7 +66,7 @@ def misnamed(tensors: Mapping[str, TensorInfo]) -> dict[str, str]:
 
 def dequantize(blocks: NDArray[np.uint8], scales: NDArray[np.uint8]) -> NDArray[np.float32]:
     """[experts, out, groups, 16] and [experts, out, groups] -> [experts, groups * 32, out]."""
-    from qtool.formats.float_codes import E8M0, TABLES
+    from qtool.float_codes import E8M0, TABLES
 
     numbers = TABLES["e2m1"][np.stack([blocks & 15, blocks >> 4], axis=-1)]
     experts, rows, groups = scales.shape

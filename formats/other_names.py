@@ -17,9 +17,9 @@ has to match from the start of a name), quantizers_utils.should_convert_module (
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
-from qtool.checkpoints.layer_names import is_head
 from qtool.formats.compressed_tensors_targets import targets_of
 from qtool.formats.facts import Facts
+from qtool.formats.layer_names import is_head
 
 HEAD = "lm_head"
 # Names that are no part's own, whatever lies under them.

@@ -140,7 +140,7 @@ def scale_grid(stored: NDArray[Any], scheme: Scheme, shape: tuple[int, int]) -> 
     """Scales as read, in the shape that a GroupQuant has them in; bytes become numbers."""
     grid = stored.reshape(scheme.grid(shape))
     if grid.dtype == np.uint8:
-        from qtool.formats.float_codes import decode_scale
+        from qtool.float_codes import decode_scale
 
         return decode_scale(grid, scheme.scale_dtype)
     return grid
@@ -191,7 +191,7 @@ def read_nibbles(
     get: Get, scheme: Scheme, shape: tuple[int, int], codes: str, scales: str, outer: str | None
 ) -> GroupQuant:
     """One matrix of four-bit floats; outer: the name of a tensor."""
-    from qtool.formats.float_codes import unpack_nibbles
+    from qtool.float_codes import unpack_nibbles
 
     scale = scale_grid(get(scales), scheme, shape)
     second = None if outer is None else one_number(outer, get(outer))
@@ -227,7 +227,7 @@ def stored_scale(module: str, quant: GroupQuant) -> NDArray[Any]:
             written = quant.scale.astype(np.dtype(wanted))
         same = written.astype(np.float32) == wide
     else:
-        from qtool.formats.float_codes import decode_scale, encode, exponent
+        from qtool.float_codes import decode_scale, encode, exponent
 
         written = exponent(wide) if wanted == "e8m0" else encode(wide, "e4m3")
         same = decode_scale(written, wanted) == wide

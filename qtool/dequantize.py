@@ -16,7 +16,7 @@ def dequantize(quant: GroupQuant, threads: int = 1) -> NDArray[np.float32]:
         return quant.dequantize()
     codes, scale, zero = quant.codes, quant.row_scale(), None
     if scheme.book == "e2m1":
-        from qtool.formats.float_codes import E2M1_AS_E4M3
+        from qtool.float_codes import E2M1_AS_E4M3
 
         codes = E2M1_AS_E4M3[codes & np.uint8(15)]
     if not scheme.is_float and scheme.outer != "offset":

@@ -215,7 +215,7 @@ def _package_folders(*names: str) -> list[str]:
 def _hub() -> Hub:
     from huggingface_hub import constants, get_token
 
-    from qtool.remote.answers import shown
+    from qtool.hub.answers import shown
 
     cache = Path(constants.HF_HUB_CACHE)
     there = next((folder for folder in (cache, *cache.parents) if folder.is_dir()), Path("/"))

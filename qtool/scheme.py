@@ -204,7 +204,7 @@ class GroupQuant:
         """The definition: float32 [out, in]."""
         index = self.group_index()
         if self.scheme.is_float:
-            from qtool.formats.float_codes import TABLES
+            from qtool.float_codes import TABLES
 
             value = TABLES[self.scheme.book][self.codes]
         elif self.scheme.outer == "offset":

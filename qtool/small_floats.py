@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool import grid, native
-from qtool.formats.float_codes import LARGEST, TABLES, encode
+from qtool.float_codes import LARGEST, TABLES, encode
 from qtool.native import small_floats as kernel
 from qtool.scheme import GroupQuant, Scheme
 

@@ -99,7 +99,7 @@ def commands_are_built_once() -> Iterator[None]:
 @pytest.fixture(autouse=True, scope="session")
 def no_disk_is_waited_for() -> Iterator[None]:
     """No test takes the power away; of what is closed nothing can be synced still."""
-    from qtool.runs import staging
+    from qtool.workspaces import staging
 
     def synced(descriptor: int) -> None:
         os.fstat(descriptor)

@@ -12,10 +12,9 @@ qtool.errors), whose text says what to do, in the words of these functions (qtoo
 Nothing is printed unless `quiet=False`.
 """
 
-from qtool.api import looking, making
+from qtool.api import looking, making, opened
+from qtool.api.opened import Model
 from qtool.api.words import for_python
-from qtool.artifacts import opened
-from qtool.artifacts.opened import Model
 
 compare = for_python(looking.compare)
 convert = for_python(making.convert)

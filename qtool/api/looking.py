@@ -10,10 +10,10 @@ from qtool.api.common import path_of, refuse_less, refuse_ranks, threads_as_befo
 
 if TYPE_CHECKING:
     from qtool.generating.generate import Generated
-    from qtool.planning.asked import Foreseen
     from qtool.quality.compare import Compared
     from qtool.quality.evaluate import Evaluation
-    from qtool.runs.progress import Progress
+    from qtool.quantizing.plan import Foreseen
+    from qtool.telling.progress import Progress
     from qtool.verification.finding import Verdict
 
 
@@ -39,7 +39,7 @@ def plan(
     `findings`, and `json()`, the object of `qtool plan --json`.
     """
     from qtool.formats.safetensors_file import parse_size
-    from qtool.planning.asked import Asked, foresee
+    from qtool.quantizing.plan import Asked, foresee
     from qtool.runs.request import check_names
 
     check_names(model, recipe, calibration, imatrix)
@@ -79,9 +79,9 @@ def verify(
     Returns a verdict: `ok`, `findings`, `layers` and `json()`, the object of `qtool verify --json`.
     """
     from qtool.hub import resolve
-    from qtool.runs.progress import Progress
     from qtool.runs.request import check_names
     from qtool.streaming.allocator import share_heap
+    from qtool.telling.progress import Progress
     from qtool.verification.run import verify_artifact
 
     check_names(artifact, against)
@@ -119,13 +119,13 @@ def evaluate(
     from qtool.streaming.allocator import share_heap
 
     share_heap()
+    from qtool.cuda.device import explained
     from qtool.hub import resolve
     from qtool.native.library import default_threads
     from qtool.quality.evaluate import Protocol, check_protocol
     from qtool.quality.evaluate import evaluate as run
-    from qtool.runs.progress import Progress
     from qtool.runs.request import device_of
-    from qtool.streaming.device import explained
+    from qtool.telling.progress import Progress
     from qtool.texts.source import text_file
 
     chosen = Protocol(protocol, text_file(text), windows, length)
@@ -163,12 +163,12 @@ def generate(
     share_heap()
     import torch
 
+    from qtool.cuda.device import explained
     from qtool.generating.generate import generate as run
     from qtool.hub import resolve
     from qtool.native.library import default_threads
-    from qtool.runs.progress import Progress
     from qtool.runs.request import device_of
-    from qtool.streaming.device import explained
+    from qtool.telling.progress import Progress
 
     place = device_of(device, ways_back=False)
     progress = progress or Progress(quiet=quiet)
@@ -207,8 +207,8 @@ def compare(
     from qtool.quality.compare import Compared
     from qtool.quality.evaluate import Protocol, check_protocol
     from qtool.quality.evaluate import evaluate as run
-    from qtool.runs.progress import Progress
     from qtool.runs.request import check_names
+    from qtool.telling.progress import Progress
     from qtool.texts.source import text_file
 
     artifacts = [artifacts] if isinstance(artifacts, str | Path) else [*artifacts]

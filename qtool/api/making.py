@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from qtool.converting.certificate import Converted
     from qtool.fitting.request import Fitted
     from qtool.generating.sample import Sampled
-    from qtool.runs.progress import Progress
-    from qtool.runs.summary import Summary
+    from qtool.telling.progress import Progress
+    from qtool.workspaces.summary import Summary
 
 
 def quantize(
@@ -48,12 +48,12 @@ def quantize(
     """
     from qtool.formats.safetensors_file import parse_size
     from qtool.native.library import default_threads
+    from qtool.quantizing.quantize import Asked
+    from qtool.quantizing.quantize import quantize as run
     from qtool.recipe.recipe import calibration_sets, load
-    from qtool.runs.progress import Progress
-    from qtool.runs.quantize import Asked
-    from qtool.runs.quantize import quantize as run
     from qtool.runs.request import check_device, check_names
     from qtool.streaming.allocator import share_heap
+    from qtool.telling.progress import Progress
 
     check_device(device)
     check_names(model, recipe, out, calibration, stats, imatrix)
@@ -117,9 +117,9 @@ def fit(
     """
     from qtool.fitting.request import fit_request
     from qtool.native.library import default_threads
-    from qtool.runs.progress import Progress
     from qtool.runs.request import check_names
     from qtool.streaming.allocator import share_heap
+    from qtool.telling.progress import Progress
 
     check_names(model, recipe, out, calibration, costs)
     refuse_less(threads=(threads, 1))
@@ -174,8 +174,8 @@ def convert(
     from qtool.converting.targets import target
     from qtool.formats.safetensors_file import parse_size
     from qtool.hub import resolve
-    from qtool.runs.progress import Progress
     from qtool.runs.request import check_names
+    from qtool.telling.progress import Progress
 
     check_names(artifact, out)
     check_choices(dtype, assume)
@@ -215,15 +215,15 @@ def sample(
     refuse_less(samples=(samples, 1), length=(length, 8), seed=(seed, 0), threads=(threads, 1))
     import torch
 
+    from qtool.cuda.device import explained
     from qtool.errors import UsageError
     from qtool.generating.sample import Sampling
     from qtool.generating.sample import sample as run
     from qtool.hub import resolve
     from qtool.native.library import default_threads
-    from qtool.runs.leftovers import check_free
-    from qtool.runs.progress import Progress
     from qtool.runs.request import check_names, device_of
-    from qtool.streaming.device import explained
+    from qtool.telling.progress import Progress
+    from qtool.workspaces.leftovers import check_free
 
     check_names(model, out)
     if seed >= 2**32:
@@ -248,7 +248,7 @@ def download(
 ) -> Path:
     """Bring a model of the hub into its cache, as `qtool download` does; its folder, or file."""
     from qtool.hub.asked import asked
-    from qtool.runs.progress import Progress
+    from qtool.telling.progress import Progress
 
     found = asked(model, include, progress or Progress(quiet=quiet))
     return found.named or found.folder

@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
+from qtool.artifacts.cache_scales import Kept, unmeasurable
 from qtool.errors import SourceError, UnsupportedError
-from qtool.planning.cache import Kept, unmeasurable
 from qtool.streaming.stream import LoadedBlock, Stream
 from qtool.streaming.torch_calls import TorchCalls
 from qtool.streaming.workers import Workers

@@ -19,9 +19,9 @@ from torch import nn
 
 from qtool.calibrating.sites import Site
 from qtool.calibrating.stats import SiteStats, Weights, collect
+from qtool.cuda.device import Device
 from qtool.recipe.file import Precision
 from qtool.streaming.arguments import tensors_in
-from qtool.streaming.device import Device
 from qtool.streaming.layout import Stored, mapped
 from qtool.streaming.precision import products_in
 from qtool.streaming.reading import Reading

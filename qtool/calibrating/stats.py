@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 
 from qtool.calibrating import ranges
 from qtool.calibrating.sites import Site
+from qtool.cuda.device import Device
 from qtool.errors import RTN_CAN, UnsupportedError
-from qtool.streaming.device import Device
 from qtool.streaming.linears import Matrix, ObserveLinears, WeightIndex
 from qtool.streaming.stream import CPU, LoadedBlock, Stream
 from qtool.streaming.turns import Turns

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from qtool.checkpoints.checkpoint import Checkpoint
-from qtool.gguf.from_hf.hf_config import TEXT_CONFIGS, text_settings
+from qtool.checkpoints.hf_config import TEXT_CONFIGS, text_settings
 
 _INSIDE = re.compile(r"(?<![^.])(?:language_model|text_model|thinker)\.")
 _SEES = (

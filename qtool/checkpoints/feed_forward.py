@@ -9,8 +9,8 @@ from typing import Any
 from qtool.checkpoints import structure
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.checkpoints.fused_experts import fused_layers
-from qtool.checkpoints.layer_names import experts_of
 from qtool.errors import UnsupportedError
+from qtool.formats.layer_names import experts_of
 from qtool.formats.safetensors_file import FLOAT_DTYPES, TensorInfo
 
 KEY = "pad_intermediate"

@@ -25,9 +25,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool.checkpoints.checkpoint import Checkpoint
-from qtool.checkpoints.layer_names import experts_of
 from qtool.checkpoints.single_experts import Stacked
 from qtool.errors import UnsupportedError
+from qtool.formats.layer_names import experts_of
 from qtool.formats.mxfp4_experts import misnamed
 from qtool.formats.safetensors_file import FLOAT_DTYPES, TensorInfo
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from qtool.checkpoints.conversions import Conversions, Held
 from qtool.checkpoints.fused_experts import DOWN, GATE_UP, PARTS, layout_of, tensors_of
-from qtool.checkpoints.layer_names import experts_of
+from qtool.formats.layer_names import experts_of
 
 _MATRICES = tuple(part for parts in PARTS.values() for part in parts)
 

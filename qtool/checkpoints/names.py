@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from qtool.checkpoints.conversions import Conversions
 from qtool.checkpoints.fused_experts import DOWN, GATE_UP, PARTS, WHOLE, layout_of
-from qtool.checkpoints.layer_names import experts_of
 from qtool.errors import RTN_CAN, SourceError, UnsupportedError
+from qtool.formats.layer_names import experts_of
 
 if TYPE_CHECKING:
     import torch

@@ -8,8 +8,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from qtool.checkpoints.layer_names import is_head, number_of
 from qtool.checkpoints.structure import BlockStack
+from qtool.formats.layer_names import is_head, number_of
 from qtool.formats.safetensors_file import FLOAT_DTYPES, TensorInfo
 
 _ROUTERS = ("gate", "router", "shared_expert_gate")

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from qtool.checkpoints.layer_names import FUSED, experts_of
 from qtool.errors import SourceError, UnsupportedError
+from qtool.formats.layer_names import FUSED, experts_of
 from qtool.formats.safetensors_file import FLOAT_DTYPES, TensorInfo
 
 _INDEXED = re.compile(r"(.+?)\.(\d{1,6})\.(.+)")

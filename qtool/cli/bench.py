@@ -46,8 +46,8 @@ def bench(
 
 
 def _on_gpu(json_: bool, kernels: str | None) -> None:
-    from qtool.cuda.bench import bench as run
-    from qtool.cuda.bench import cases_named
+    from qtool.benching.cuda import bench as run
+    from qtool.benching.cuda import cases_named
     from qtool.cuda.running import require
 
     cases = cases_named(kernels)
@@ -73,7 +73,7 @@ def _on_gpu(json_: bool, kernels: str | None) -> None:
 
 def _print(report: "Report") -> None:
     from qtool.cli.tables import console, print_table
-    from qtool.table import Table
+    from qtool.telling.table import Table
 
     gained = ("gain", "memory's", "in cache") if report.threads > 1 else ()
     titles = ("kernel", "writes", *report.isas, "memory allows", *gained)

@@ -18,8 +18,8 @@ from qtool.cli.options import (
     Seed,
     Threads,
 )
-from qtool.printable import printable, size
-from qtool.verification.sentences import count
+from qtool.telling.printable import printable, size
+from qtool.telling.sentences import count
 
 
 def calibrate(
@@ -65,18 +65,18 @@ def calibrate(
     from qtool.texts.mixture import check_source
 
     check_source(calibration)  # before imports and a download
-    from qtool.calibrating import measure
-    from qtool.calibrating.given import recipe_needs, unserved
-    from qtool.checkpoints.source import check_needed
+    from qtool.blockwise.given import recipe_needs, unserved
+    from qtool.converting.source import check_needed
     from qtool.gguf.open import is_gguf
-    from qtool.gguf.recipe import GgufRecipe
     from qtool.hub import resolve
     from qtool.native.library import default_threads
+    from qtool.quantizing import calibrate as measure
+    from qtool.recipe.gguf import GgufRecipe
     from qtool.recipe.recipe import Recipe, calibration_sets, common_calibration, load
-    from qtool.runs.progress import Progress
-    from qtool.runs.replacing import check_not_among
     from qtool.runs.request import device_of
-    from qtool.runs.summary import peak_rss_bytes
+    from qtool.telling.progress import Progress
+    from qtool.workspaces.replacing import check_not_among
+    from qtool.workspaces.summary import peak_rss_bytes
 
     sets = calibration_sets(calibration, samples, length, seed)
     if precision is not None:

@@ -18,7 +18,7 @@ from qtool.cli.options import (
     Windows,
 )
 from qtool.errors import SourceError
-from qtool.verification.sentences import count
+from qtool.telling.sentences import count
 
 if TYPE_CHECKING:
     from qtool.quality.compare import Compared
@@ -92,7 +92,7 @@ def _write_plot(plot: Path, content: str) -> None:
 
 def _print(made: "Compared") -> None:
     from qtool.cli.tables import print_table
-    from qtool.table import Table
+    from qtool.telling.table import Table
 
     titles = ("artifact", "bytes", "perplexity", "KLD", "+-", "p99", "same top", "front")
     found = made.found

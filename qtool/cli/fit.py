@@ -19,7 +19,7 @@ from qtool.cli.options import (
     Seed,
     Threads,
 )
-from qtool.printable import printable
+from qtool.telling.printable import printable
 
 
 def fit(
@@ -75,7 +75,7 @@ def fit(
     check_source(calibration)  # before imports and a download
     from qtool.fitting.request import fit_request
     from qtool.native.library import default_threads
-    from qtool.runs.progress import Progress
+    from qtool.telling.progress import Progress
 
     share_heap()
     progress = Progress(quiet=json_)

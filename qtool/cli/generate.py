@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from qtool.cli.options import Artifact, Json, OnDevice, Threads
-from qtool.verification.sentences import count
+from qtool.telling.sentences import count
 
 if TYPE_CHECKING:
     from qtool.generating.generate import Generated
@@ -28,7 +28,7 @@ def generate(
     serves a model.
     """
     from qtool.api import looking
-    from qtool.runs.progress import Progress
+    from qtool.telling.progress import Progress
 
     found = looking.generate(
         artifact,

@@ -42,7 +42,7 @@ from qtool.cli.sample import sample
 from qtool.cli.schema import schema
 from qtool.cli.verify import verify
 from qtool.errors import TOO_LARGE, QtoolError, UsageError
-from qtool.printable import printable
+from qtool.telling.printable import printable
 
 app = typer.Typer(
     name="qtool",

@@ -19,7 +19,7 @@ from qtool.cli.options import (
     SampleLength,
     Samples,
 )
-from qtool.printable import printable
+from qtool.telling.printable import printable
 
 if TYPE_CHECKING:
     from qtool.gguf.planned import GgufPlan
@@ -116,7 +116,7 @@ def _print(made: "Plan", every: bool, how: str | None) -> None:
 
 def _print_gguf(made: "GgufPlan", every: bool, how: str | None) -> None:
     from qtool.planning.rows import rows, type_of
-    from qtool.runs.summary import not_written
+    from qtool.workspaces.summary import not_written
 
     _table(rows(made.tensors, type_of, every), "type")
     if every:
@@ -138,15 +138,15 @@ def _print_gguf(made: "GgufPlan", every: bool, how: str | None) -> None:
 
 def _table(rows: "Iterable[Row]", stored: str) -> None:
     from qtool.cli.tables import print_table
-    from qtool.table import Table
+    from qtool.telling.table import Table
 
     cells = [(row.name, row.shape, row.stored, str(row.count), f"{row.nbytes:,}") for row in rows]
     print_table(Table(("tensor", "shape", stored, "tensors", "bytes"), cells, 3))
 
 
 def _end(memory: "Memory", seconds: float, warnings: Iterable[str]) -> None:
-    from qtool.remarks import line
-    from qtool.verification.sentences import count
+    from qtool.telling.remarks import line
+    from qtool.telling.sentences import count
 
     disk = memory.disk_bytes / 1e9
     meanwhile = f"{disk:.1f} GB of disk beside the artifact, " if disk >= 1 else ""

@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from qtool.cli.options import Json, Threads
-from qtool.printable import printable
-from qtool.verification.sentences import count
+from qtool.telling.printable import printable
+from qtool.telling.sentences import count
 
 
 def push(
@@ -35,8 +35,8 @@ def push(
     json_: Json = False,
 ) -> None:
     """Check ARTIFACT as `qtool verify` does, and send it to REPOSITORY as one commit."""
-    from qtool.hub.push import push as run
-    from qtool.runs.progress import Progress
+    from qtool.publishing.push import push as run
+    from qtool.telling.progress import Progress
 
     progress = Progress(quiet=json_)
     made = run(
@@ -60,7 +60,7 @@ def push(
             f"{made.commit}"
         )
     )
-    from qtool.homes.serve import of_pushed
+    from qtool.cards.serve import of_pushed
 
     for line in of_pushed(artifact, repository):
         typer.echo(printable(line))

@@ -23,7 +23,7 @@ from qtool.cli.options import (
     Seed,
     Threads,
 )
-from qtool.printable import printable
+from qtool.telling.printable import printable
 
 
 def quantize(
@@ -65,8 +65,8 @@ def quantize(
 ) -> None:
     """Quantize MODEL as RECIPE says into a folder, or a GGUF file, that engines load."""
     from qtool.api import making
-    from qtool.homes.serve import next_lines
-    from qtool.runs.progress import Progress
+    from qtool.cards.serve import next_lines
+    from qtool.telling.progress import Progress
 
     progress = Progress(quiet=json_, log=log_file)
     summary = making.quantize(

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from qtool.cli.options import Against, Artifacts, Json, Threads, WindowLength, Windows
-from qtool.printable import printable
+from qtool.telling.printable import printable
 
 
 def report(
@@ -40,9 +40,9 @@ def report(
     from qtool.native.library import default_threads
     from qtool.report.gather import Request, gather
     from qtool.report.page import page
-    from qtool.runs.progress import Progress
-    from qtool.runs.staging import check_out_file, staged_file
+    from qtool.telling.progress import Progress
     from qtool.texts.source import text_file
+    from qtool.workspaces.staging import check_out_file, staged_file
 
     if out is None and not json_:
         raise UsageError("nothing to write; give -o report.html, or --json, or both")

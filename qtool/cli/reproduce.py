@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from qtool.cli.options import Json, Threads
-from qtool.printable import printable
+from qtool.telling.printable import printable
 
 if TYPE_CHECKING:
     from qtool.reproduce.run import Reproduced
@@ -47,7 +47,7 @@ def reproduce(
     from qtool.native.library import default_threads
     from qtool.reproduce.run import Asked
     from qtool.reproduce.run import reproduce as run
-    from qtool.runs.progress import Progress
+    from qtool.telling.progress import Progress
 
     if not artifact.exists():
         raise SourceError(

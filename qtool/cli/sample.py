@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from qtool.cli.options import Fresh, Json, Model, OnDevice, Threads
-from qtool.printable import printable, size
-from qtool.verification.sentences import count
+from qtool.telling.printable import printable, size
+from qtool.telling.sentences import count
 
 
 def sample(
@@ -33,7 +33,7 @@ def sample(
     """
     from qtool.api import making
     from qtool.planning.advised import calibrated
-    from qtool.runs.progress import Progress
+    from qtool.telling.progress import Progress
 
     found = making.sample(
         model,

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool import native_gguf
-from qtool.formats.float_codes import encode
+from qtool.float_codes import encode
 from qtool.gguf_types import BY_NAME, BlockType
 from qtool.scheme import GroupQuant, Scheme
 

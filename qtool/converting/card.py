@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from qtool import __version__, hub
+from qtool.cards import modelcard
 from qtool.converting.certificate import Certificate
 from qtool.converting.targets import Target
 from qtool.record import without_layers
-from qtool.runs import modelcard
 from qtool.verification.engines.view import EngineView
 
 _SHOWN = 10

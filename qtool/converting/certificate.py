@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool import __version__
-from qtool.converting.lost import ACTIVATIONS
+from qtool.artifacts.lost import ACTIVATIONS
 from qtool.converting.model import DTYPE_NAMES, Model
 from qtool.converting.targets import Target
 from qtool.record import FILES, without_layers
-from qtool.verification.sentences import count, verb
+from qtool.telling.sentences import count, verb
 
 SCHEMA = 1
 CERTIFIED = "weights"  # what `exact` is about

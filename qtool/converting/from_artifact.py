@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from qtool.artifacts import lost
 from qtool.artifacts.artifact import Artifact
 from qtool.artifacts.entry import Entry
 from qtool.artifacts.expert_stack import ExpertStack
@@ -15,7 +16,6 @@ from qtool.artifacts.stored_config import plain_config, quantization_config
 from qtool.artifacts.untold import said_untold
 from qtool.checkpoints import structure
 from qtool.checkpoints.checkpoint import Checkpoint
-from qtool.converting import lost
 from qtool.converting.model import DTYPES, Model, Quantized, Tensor
 from qtool.converting.zeros import check_label
 from qtool.errors import FormatError, UnsupportedError

@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool.checkpoints.checkpoint import Checkpoint
-from qtool.checkpoints.layer_names import is_head
 from qtool.converting.blocks import (
     BLOCK,
     MXFP4,
@@ -43,15 +42,16 @@ from qtool.converting.plan import info_of
 from qtool.converting.survey import grouped, has_offsets, in_dtype
 from qtool.converting.targets import Target
 from qtool.errors import FormatError
+from qtool.formats.layer_names import is_head
 from qtool.formats.safetensors_file import TensorInfo
 from qtool.gguf.from_hf.hf_rows import HfRows
 from qtool.gguf.from_hf.source import hf_source
-from qtool.gguf.kinds import output_order
 from qtool.gguf.source import GgufSource, SourceTensor
 from qtool.gguf_types import BlockType
-from qtool.runs.progress import Progress
+from qtool.mixtures.kinds import output_order
 from qtool.scheme import GroupQuant
-from qtool.verification.sentences import AGAIN
+from qtool.telling.progress import Progress
+from qtool.telling.sentences import AGAIN
 
 _UNEQUAL = "is not as wide as all others that {} is made of"
 

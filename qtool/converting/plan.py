@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from qtool.checkpoints import structure
-from qtool.checkpoints.layer_names import is_head
 from qtool.checkpoints.roles import roles_of
 from qtool.converting.certificate import Squares
 from qtool.converting.model import DTYPE_NAMES, Model, Tensor
@@ -16,10 +15,11 @@ from qtool.converting.survey import Survey, survey, with_whole_scale
 from qtool.converting.targets import Target
 from qtool.errors import UnsupportedError
 from qtool.formats import FORMATS, Options
+from qtool.formats.layer_names import is_head
 from qtool.formats.safetensors_file import FLOAT_DTYPES, TensorInfo, byte_size
 from qtool.formats.stored_codes import SCALE_DTYPES
-from qtool.runs.progress import Progress
 from qtool.scheme import Scheme
+from qtool.telling.progress import Progress
 
 NO_LAYOUT = Options("")
 

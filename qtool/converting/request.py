@@ -6,8 +6,8 @@ from pathlib import Path
 
 from qtool.converting.targets import Target
 from qtool.errors import UsageError
-from qtool.runs.progress import Progress
-from qtool.runs.replacing import Replace, replace_of
+from qtool.telling.progress import Progress
+from qtool.workspaces.replacing import Replace, replace_of
 
 DTYPES = ("float16", "bfloat16", "float32")
 

@@ -21,15 +21,15 @@ from qtool.converting.request import Request
 from qtool.formats.gguf_writer import GgufWriter
 from qtool.formats.gguf_writer import Layout as GgufLayout
 from qtool.formats.safetensors_file import Layout, StreamWriter
-from qtool.gguf.resume import source_files
-from qtool.runs import program
-from qtool.runs.differences import LAYOUT, SHARDS, differences
-from qtool.runs.identity import file_facts
-from qtool.runs.journal import Journal
-from qtool.runs.progress import Progress
-from qtool.runs.staging import clear_beside, staged
-from qtool.runs.watched import marks
-from qtool.runs.workspace import COMMAND, Workspace, workspace
+from qtool.runs.gguf_resume import source_files
+from qtool.telling.progress import Progress
+from qtool.workspaces import program
+from qtool.workspaces.differences import LAYOUT, SHARDS, differences
+from qtool.workspaces.identity import file_facts
+from qtool.workspaces.journal import Journal
+from qtool.workspaces.staging import clear_beside, staged
+from qtool.workspaces.watched import marks
+from qtool.workspaces.workspace import COMMAND, Workspace, workspace
 
 _SHOWN = 4  # differences in a sentence
 _AT_ONCE = 1 << 24  # bytes that are read back together

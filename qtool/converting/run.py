@@ -16,6 +16,7 @@ from qtool.converting.certificate import (
 from qtool.converting.from_artifact import artifact_model
 from qtool.converting.from_gguf import digest, gguf_model
 from qtool.converting.fused import fused_of, stacked, teller
+from qtool.converting.gguf_to_hf import convert_to_hf
 from qtool.converting.model import DTYPE_NAMES, DTYPES, Model
 from qtool.converting.plan import Plan, codes_plan, dense_plan, in_dtype
 from qtool.converting.request import Request, say_all
@@ -24,14 +25,13 @@ from qtool.errors import SourceError, UnsupportedError
 from qtool.formats.gguf_file import GgufFile
 from qtool.gguf.from_gguf import gguf_source
 from qtool.gguf.inspect import gguf_models
-from qtool.gguf.to_hf.convert import convert_to_hf
+from qtool.provenance.digests import add_digests
 from qtool.record import FILE_NAME
-from qtool.runs.already import SAID, AlreadyMade
-from qtool.runs.digests import add_digests
-from qtool.runs.leftovers import check_free
-from qtool.runs.progress import Progress
-from qtool.runs.replacing import check_apart, check_not_among
+from qtool.telling.progress import Progress
 from qtool.verification.engines.view import view_of
+from qtool.workspaces.already import SAID, AlreadyMade
+from qtool.workspaces.leftovers import check_free
+from qtool.workspaces.replacing import check_apart, check_not_among
 
 
 def convert(request: Request, progress: Progress) -> Converted:

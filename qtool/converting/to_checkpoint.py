@@ -35,8 +35,8 @@ from qtool.formats.safetensors_file import (
     to_float32,
 )
 from qtool.planning.mlx import stacks
-from qtool.runs.journal import Journal
-from qtool.runs.progress import Progress
+from qtool.telling.progress import Progress
+from qtool.workspaces.journal import Journal
 
 
 @dataclass

@@ -38,15 +38,15 @@ from qtool.errors import FormatError, UnsupportedError
 from qtool.formats.gguf_file import GgufFile
 from qtool.formats.gguf_values import Value, string, u32
 from qtool.formats.gguf_writer import GgufWriter, Layout, TensorSpec, lay_out, opened
-from qtool.gguf.kinds import stored_shape
-from qtool.gguf.mixture_table import MOSTLY_NVFP4
-from qtool.gguf.request import unlike_gguf
 from qtool.gguf.second_scales import inputs_of
 from qtool.gguf.source import QUANTIZATION_VERSION, GgufSource
 from qtool.gguf_types import BlockType
-from qtool.runs.journal import Journal
-from qtool.runs.progress import Progress
+from qtool.mixtures.kinds import stored_shape
+from qtool.mixtures.table import MOSTLY_NVFP4
+from qtool.runs.gguf_request import unlike_gguf
 from qtool.scheme import GroupQuant
+from qtool.telling.progress import Progress
+from qtool.workspaces.journal import Journal
 
 FILE_TYPES = {Q4_0: 2, Q4_1: 3, Q8_0: 7, MXFP4: 38, NVFP4: MOSTLY_NVFP4}  # general.file_type
 _LAST_BITS = 2.0**-22  # of a float32, two products of which are rounded

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from qtool import grid, small_floats
 from qtool.cuda import round_tasks as tasks
+from qtool.cuda.device import Device, host
 from qtool.cuda.rounding import aligned, by_columns
 from qtool.scheme import GroupQuant, Scheme
 from qtool.small_floats import Search
-from qtool.streaming.device import Device, host
 
 Floats = NDArray[np.float32]
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from qtool.cuda.device import Device
 from qtool.cuda.lent import Lent
-from qtool.streaming.device import Device
 
 LANES = 4
 _HELD = f"rows of {LANES} matrices and their codes"

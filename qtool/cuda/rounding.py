@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from qtool.cuda import quantize_tasks as tasks
 from qtool.cuda.arrays import ALIGNED
+from qtool.cuda.device import Device, host
 from qtool.cuda.quantize_tasks import Grid
 from qtool.native import Groups, RangeSearch
-from qtool.streaming.device import Device, host
 
 Floats = NDArray[np.float32]
 _STORED = {"float16": np.float16, "float32": np.float32, "bfloat16": np.float32}

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from qtool.streaming.device import Device
+from qtool.cuda.device import Device
 
 BUFFER_BYTES = 32 << 20
 

@@ -18,9 +18,9 @@ from qtool.errors import FormatError, SourceError
 from qtool.fitting.ways import Losses
 from qtool.formats import safetensors_file as st
 from qtool.recipe.file import Precision
-from qtool.runs.differences import differences
-from qtool.runs.program import VERSION
-from qtool.runs.staging import staged_file
+from qtool.workspaces.differences import differences
+from qtool.workspaces.program import VERSION
+from qtool.workspaces.staging import staged_file
 
 _SHOWN = 3  # differences in a sentence
 

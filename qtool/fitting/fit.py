@@ -14,26 +14,26 @@ from qtool.errors import SourceError, UnsupportedError
 from qtool.fitting import costs as kept
 from qtool.fitting.choose import check_size, choose, loss_before
 from qtool.fitting.costs import Costs
-from qtool.fitting.memory import memory
 from qtool.fitting.request import FitRequest, Fitted, check_files, fitted_of, recorded
 from qtool.fitting.ways import Ways
 from qtool.formats.safetensors_header import TensorInfo
-from qtool.gguf.recipe import GgufRecipe
-from qtool.gguf.resume import source_files
+from qtool.provenance.provenance import environment
 from qtool.recipe.file import Precision, said_of
-from qtool.runs import program
-from qtool.runs.already import SAID, AlreadyMade
-from qtool.runs.differences import DEVICE
-from qtool.runs.identity import file_facts
-from qtool.runs.leftovers import check_free
-from qtool.runs.progress import Progress
-from qtool.runs.provenance import environment
-from qtool.runs.summary import peak_rss_bytes
-from qtool.runs.watched import marks
-from qtool.runs.workspace import COMMAND, AskAgain, Workspace, workspace
+from qtool.recipe.gguf import GgufRecipe
+from qtool.runs.gguf_resume import source_files
+from qtool.slopes.memory import memory
+from qtool.telling.progress import Progress
+from qtool.workspaces import program
+from qtool.workspaces.already import SAID, AlreadyMade
+from qtool.workspaces.differences import DEVICE
+from qtool.workspaces.identity import file_facts
+from qtool.workspaces.leftovers import check_free
+from qtool.workspaces.summary import peak_rss_bytes
+from qtool.workspaces.watched import marks
+from qtool.workspaces.workspace import COMMAND, AskAgain, Workspace, workspace
 
 if TYPE_CHECKING:
-    from qtool.fitting.slope import Slopes
+    from qtool.slopes.slope import Slopes
 
 
 def fit(request: FitRequest, progress: Progress) -> Fitted:
@@ -177,7 +177,7 @@ def _measured(
     precision: Precision,
 ) -> Costs:
     from qtool.fitting import losses as rounded
-    from qtool.fitting import slopes
+    from qtool.slopes import slopes
 
     space.agree(_agreed(request, known))
     found = slopes.finished(space)
@@ -201,7 +201,7 @@ def _passed(
     precision: Precision,
 ) -> "Slopes":
     """What the passes forwards and backwards tell."""
-    from qtool.fitting import slopes
+    from qtool.slopes import slopes
     from qtool.streaming.skeleton import Skeleton
 
     with progress.stage("calibrate"):

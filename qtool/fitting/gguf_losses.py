@@ -16,15 +16,15 @@ from numpy.typing import NDArray
 
 from qtool import native_gguf
 from qtool.errors import FormatError
-from qtool.fitting.sampled import by_weight, checked, pieces
-from qtool.fitting.slope import Slope, Slopes
 from qtool.gguf.importance.measured import matrices_reading
-from qtool.gguf.kinds import EMBEDDING_OF_TOKENS, EMBEDDINGS, HEAD
-from qtool.gguf.mixtures import fallback, needs_importance
 from qtool.gguf.planned import PlannedTensor
-from qtool.gguf.recipe import GgufRecipe
 from qtool.gguf.source import SourceTensor, as_floats
 from qtool.gguf_types import BlockType
+from qtool.mixtures.kinds import EMBEDDING_OF_TOKENS, EMBEDDINGS, HEAD
+from qtool.mixtures.rules import fallback, needs_importance
+from qtool.recipe.gguf import GgufRecipe
+from qtool.slopes.sampled import by_weight, checked, pieces
+from qtool.slopes.slope import Slope, Slopes
 from qtool.streaming.workers import Workers
 
 Floats = NDArray[np.float32]

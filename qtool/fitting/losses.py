@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from math import isfinite
 from typing import Any
 
-from qtool.fitting.slope import Slopes
 from qtool.fitting.ways import Losses, Ways
-from qtool.runs.progress import Progress
-from qtool.runs.workspace import Workspace
+from qtool.slopes.slope import Slopes
 from qtool.streaming.workers import Workers
+from qtool.telling.progress import Progress
+from qtool.workspaces.workspace import Workspace
 
 Lost = Mapping[str, float | None]
 

@@ -10,31 +10,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool.checkpoints.padding import padded
-from qtool.checkpoints.source import opened
+from qtool.converting.source import opened
 from qtool.errors import UnsupportedError
 from qtool.fitting.gguf_losses import losses_of, usable_types, weighed
-from qtool.fitting.memory import Fitting, passing
 from qtool.fitting.recipe_text import gguf_text
 from qtool.fitting.request import FitRequest, block_types
-from qtool.fitting.slope import Slopes
 from qtool.fitting.ways import Made, Ways, said_by
-from qtool.gguf.estimate import shapes_of
 from qtool.gguf.from_hf.source import hf_source
 from qtool.gguf.importance.measured import begin_with_bos
-from qtool.gguf.kinds import EMBEDDING_OF_TOKENS, EMBEDDINGS, HEAD, layer_of, model_facts
 from qtool.gguf.open import is_gguf, open_source, open_view
-from qtool.gguf.plan import make_gguf_plan
 from qtool.gguf.planned import GgufPlan, PlannedTensor
-from qtool.gguf.recipe import GgufRecipe
 from qtool.gguf.source import GgufSource
 from qtool.gguf.to_hf.weights import gguf_weights
 from qtool.gguf_types import FLOATS, BlockType
+from qtool.mixtures.kinds import EMBEDDING_OF_TOKENS, EMBEDDINGS, HEAD, layer_of, model_facts
+from qtool.planning.gguf.estimate import shapes_of
+from qtool.planning.gguf.plan import make_gguf_plan
 from qtool.planning.handed import handed_on
 from qtool.quality.weights import runnable
+from qtool.recipe.gguf import GgufRecipe
 from qtool.recipe.recipe import parse
-from qtool.runs.progress import Progress
+from qtool.slopes.memory import Fitting, passing
+from qtool.slopes.slope import Slopes
 from qtool.streaming.weights import Weights
 from qtool.streaming.workers import Workers
+from qtool.telling.progress import Progress
 from qtool.texts.calibration import calibration_tokens
 
 _RECORD = 1024  # bytes at most that a file tells of what it was calibrated on

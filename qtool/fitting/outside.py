@@ -8,13 +8,13 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from qtool.checkpoints.checkpoint import Checkpoint
-from qtool.checkpoints.layer_names import is_head
-from qtool.fitting.slope import Slope, Slopes
+from qtool.formats.layer_names import is_head
+from qtool.planned import Planned
 from qtool.planning import heads
 from qtool.planning.plan import Plan
-from qtool.planning.planned import Planned
 from qtool.recipe.recipe import Recipe
 from qtool.scheme import Dropped
+from qtool.slopes.slope import Slope, Slopes
 
 KEYS = ("embedding", "head")  # of MlxOptions
 

@@ -5,10 +5,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from qtool.checkpoints.layer_names import experts_of
 from qtool.fitting.outside import table
-from qtool.gguf.kinds import EMBEDDING_OF_TOKENS, HEAD
-from qtool.gguf.recipe import GgufRecipe
+from qtool.formats.layer_names import experts_of
+from qtool.mixtures.kinds import EMBEDDING_OF_TOKENS, HEAD
+from qtool.recipe.gguf import GgufRecipe
 from qtool.recipe.recipe import Recipe
 
 _LAYER = re.compile(r"blk\.(\d+)\.(.+)")

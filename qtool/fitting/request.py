@@ -11,18 +11,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qtool.errors import UsageError
-from qtool.gguf.mixture_table import TYPES
-from qtool.gguf.recipe import GgufRecipe
 from qtool.gguf_types import FLOATS, BlockType
+from qtool.mixtures.table import TYPES
 from qtool.recipe.file import Calibration, did_you_mean
+from qtool.recipe.gguf import GgufRecipe
 from qtool.recipe.recipe import Recipe
 
 if TYPE_CHECKING:
+    from qtool.cuda.device import Device
     from qtool.fitting.allocate import Candidate
     from qtool.fitting.ways import Made
     from qtool.planning.budget import Memory
-    from qtool.runs.progress import Progress
-    from qtool.streaming.device import Device
+    from qtool.telling.progress import Progress
 
 BITS = (0.1, 32)  # a weight, that may be asked for
 SAMPLES = 16  # of the text, unless more are asked for
@@ -77,12 +77,12 @@ def check_files(request: FitRequest) -> None:
     costs = request.costs
     if costs is None or costs.is_file():
         return
-    from qtool.runs.replacing import check_not_among
+    from qtool.workspaces.replacing import check_not_among
 
     check_not_among(costs, request.source)
     if costs.absolute() == request.out.absolute():
         raise UsageError(f"--costs {costs}: the recipe goes there (-o); choose another name")
-    from qtool.calibrating.measure import check_absent
+    from qtool.quantizing.calibrate import check_absent
 
     check_absent(costs)
 
@@ -134,8 +134,8 @@ def fit_request(
     from qtool.formats.safetensors_file import parse_size
     from qtool.hub import resolve
     from qtool.recipe.recipe import calibration_sets, find, load, shipped
-    from qtool.runs.leftovers import check_free
     from qtool.runs.request import check_max_ram, device_of
+    from qtool.workspaces.leftovers import check_free
 
     if (size is None) == (bits is None):
         raise UsageError("give either --size, such as 4.2GB, or --bits, such as 4.5")

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qtool.fitting.memory import Fitting
-from qtool.fitting.slope import Slopes
-from qtool.runs.progress import Progress
+from qtool.slopes.memory import Fitting
+from qtool.slopes.slope import Slopes
 from qtool.streaming.weights import Weights
 from qtool.streaming.workers import Workers
+from qtool.telling.progress import Progress
 
 # By unit, then by choice, in nats a token; None where a choice cannot hold the unit.
 Losses = Mapping[str, Mapping[str, float | None]]

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
+from qtool.cuda.device import Device
 from qtool.errors import SourceError, UsageError
 from qtool.generating.ready import check_positions, ends, ready, rows_of
 from qtool.quality.weights import open_weights, say_damaged_record
-from qtool.runs.progress import Progress
-from qtool.streaming.device import Device
 from qtool.streaming.skeleton import Skeleton
+from qtool.telling.progress import Progress
 from qtool.texts.tokenizing import text_after, tokenize
 
 

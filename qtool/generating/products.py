@@ -18,11 +18,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from qtool.cuda.device import Device
 from qtool.cuda.more_tasks import MOST
-from qtool.cuda.packed import Packed
-from qtool.cuda.reading import OnDevice
+from qtool.quality.packed import Packed
+from qtool.quality.reading import OnDevice
 from qtool.quality.rounded_inputs import Activations
-from qtool.streaming.device import Device
 from qtool.streaming.online import Online
 from qtool.streaming.reading import STORED, parts
 from qtool.streaming.torch_calls import TorchCalls

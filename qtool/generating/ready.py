@@ -18,18 +18,18 @@ from torch import nn
 
 from qtool.checkpoints.names import Binding
 from qtool.checkpoints.structure import OTHER_TOWERS
-from qtool.cuda.reading import OnDevice, reading_onto
+from qtool.cuda.device import Device
 from qtool.errors import UnsupportedError, UsageError
 from qtool.generating.products import InFloat32, Key, Matrix, Products, key, matrix
 from qtool.memory import memory
 from qtool.quality.engine_inputs import activations
-from qtool.runs.progress import Progress
-from qtool.streaming.device import Device
+from qtool.quality.reading import OnDevice, reading_onto
 from qtool.streaming.joined_rows import Joined, RowsOf
 from qtool.streaming.meta_model import tensors_of
 from qtool.streaming.reading import OnHost
 from qtool.streaming.skeleton import Skeleton, move, read_parameter
 from qtool.streaming.weights import Weights
+from qtool.telling.progress import Progress
 
 
 @dataclass(frozen=True)

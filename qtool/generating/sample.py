@@ -24,24 +24,24 @@ import torch
 from numpy.typing import NDArray
 
 from qtool.checkpoints import structure
+from qtool.cuda.device import Device
 from qtool.errors import SourceError
 from qtool.formats import safetensors_file as st
 from qtool.generating.ready import Ready, check_positions, ready, rows_of
-from qtool.gguf.resume import source_files
+from qtool.provenance.provenance import environment
 from qtool.quality.weights import open_weights
-from qtool.runs import program
-from qtool.runs.already import SAID, AlreadyMade
-from qtool.runs.differences import DEVICE
-from qtool.runs.identity import file_facts
-from qtool.runs.leftovers import check_free
-from qtool.runs.progress import Progress
-from qtool.runs.provenance import environment
-from qtool.runs.watched import marks
-from qtool.runs.workspace import COMMAND, Workspace, workspace
-from qtool.streaming.device import Device
+from qtool.runs.gguf_resume import source_files
 from qtool.streaming.skeleton import Skeleton
 from qtool.streaming.weights import Weights
+from qtool.telling.progress import Progress
 from qtool.texts.tokenizing import decoder, tokenized
+from qtool.workspaces import program
+from qtool.workspaces.already import SAID, AlreadyMade
+from qtool.workspaces.differences import DEVICE
+from qtool.workspaces.identity import file_facts
+from qtool.workspaces.leftovers import check_free
+from qtool.workspaces.watched import marks
+from qtool.workspaces.workspace import COMMAND, Workspace, workspace
 
 AT_ONCE = 32  # texts, and some more; each step reads all weights once for them
 _CACHE_BYTES = 4 << 30  # of keys and values, at most, unless one text takes more

@@ -9,7 +9,7 @@ from qtool.gguf.inspect import gguf_models
 from qtool.gguf.source import GgufSource
 
 if TYPE_CHECKING:
-    from qtool.gguf.recipe import GgufRecipe
+    from qtool.recipe.gguf import GgufRecipe
     from qtool.transforms.rotated import Rotated
 
 
@@ -32,7 +32,7 @@ def open_source(path: Path, requantize: bool = False) -> GgufSource:
         from qtool.gguf.from_gguf import gguf_source
 
         return gguf_source(GgufFile.open(models[0]))
-    from qtool.checkpoints.source import opened
+    from qtool.converting.source import opened
     from qtool.gguf.from_hf.source import hf_source
 
     return hf_source(opened(path, requantize))
@@ -47,7 +47,7 @@ def open_view(
     if not recipe.transforms and recipe.pad_intermediate < 2:
         return None
     _refuse_view(path, recipe, imatrix)
-    from qtool.checkpoints.source import opened
+    from qtool.converting.source import opened
     from qtool.gguf.from_hf.experts_apart import experts_apart
     from qtool.transforms.rotated import untied
 

@@ -18,13 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool import native_gguf
+from qtool.checkpoints.holes import torn, zero_stretches
 from qtool.errors import FormatError, SourceError
 from qtool.formats.gguf_writer import GgufWriter
-from qtool.gguf.plan import PlannedTensor
 from qtool.gguf.source import SourceTensor, as_floats
 from qtool.gguf_types import BY_NAME, FLOATS, BlockType
 from qtool.native.sums import checksum
-from qtool.verification.holes import torn, zero_stretches
+from qtool.planning.gguf.plan import PlannedTensor
 
 PIECE_WEIGHTS = 1 << 18
 CACHED_WEIGHTS = 1 << 14  # as float32, twice, in the second cache of a core

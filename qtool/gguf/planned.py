@@ -9,12 +9,12 @@ from typing import Any
 
 from qtool.formats.gguf_values import Value
 from qtool.formats.gguf_writer import Layout, TensorSpec, lay_out
-from qtool.gguf.kinds import stored_shape
-from qtool.gguf.recipe import GgufRecipe
 from qtool.gguf.source import SourceTensor
 from qtool.gguf_types import BY_NAME, BlockType
+from qtool.mixtures.kinds import stored_shape
 from qtool.planning.budget import Memory
-from qtool.remarks import told_apart
+from qtool.recipe.gguf import GgufRecipe
+from qtool.telling.remarks import told_apart
 
 
 @dataclass(frozen=True)

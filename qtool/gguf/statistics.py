@@ -124,7 +124,7 @@ def histograms(file: GgufFile, info: TensorInfo, found: dict[str, Any]) -> dict[
             halves += np.bincount(scales.astype(np.float16).view(np.uint16), minlength=1 << 16)
     values: NDArray[Any] = kind.first + np.arange(kind.levels)
     if kind.order is not None:
-        from qtool.formats.float_codes import TABLES
+        from qtool.float_codes import TABLES
 
         values = TABLES["e2m1"][list(kind.order)]
     more: dict[str, Any] = {

@@ -11,7 +11,7 @@ from typing import TypeVar, cast
 
 from qtool.errors import QtoolError, SourceError
 from qtool.hub import HubModel
-from qtool.remote.answers import shown
+from qtool.hub.answers import shown
 
 T = TypeVar("T")
 

@@ -23,8 +23,8 @@ from typing import Any
 from qtool.errors import FormatError, SourceError
 from qtool.formats.safetensors_header import read_json
 from qtool.hub import HubModel
+from qtool.hub.answers import shown
 from qtool.hub.failures import with_patience
-from qtool.remote.answers import shown
 
 COMMIT = re.compile(r"[0-9a-f]{40}", re.ASCII)
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)

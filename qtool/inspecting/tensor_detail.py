@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from qtool.artifacts.artifact import Artifact, one_by_one
 from qtool.artifacts.entry import Entry
-from qtool.checkpoints.layer_names import experts_of
+from qtool.formats.layer_names import experts_of
 from qtool.formats.safetensors_file import FLOAT_DTYPES
 from qtool.inspecting.histogram import finite_or_none, of_scales, of_values, scale_lines
-from qtool.printable import printable
 from qtool.scheme import GroupQuant, Scheme
+from qtool.telling.printable import printable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -71,7 +71,7 @@ def of_quant(value: GroupQuant) -> dict[str, Any]:
         found["code_values"] = list(range(1 << value.scheme.bits))
         found["code_counts"] = [int(n) for n in counts]
         return found
-    from qtool.formats.float_codes import TABLES
+    from qtool.float_codes import TABLES
 
     spelled = TABLES[value.scheme.book][: len(counts)]
     order = np.argsort(spelled, kind="stable")

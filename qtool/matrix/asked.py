@@ -8,7 +8,7 @@ from qtool import __version__
 from qtool.matrix.state import Entry, row
 
 if TYPE_CHECKING:
-    from qtool.streaming.device import Device
+    from qtool.cuda.device import Device
 
 
 @dataclass(frozen=True)

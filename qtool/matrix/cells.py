@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from qtool.errors import RecipeError, UsageError
-from qtool.gguf.recipe import GgufRecipe
+from qtool.recipe.gguf import GgufRecipe
 from qtool.recipe.portable import portable
 from qtool.recipe.recipe import Calibration, Recipe, load
 

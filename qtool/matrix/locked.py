@@ -1,7 +1,7 @@
 """The hidden folder of a matrix, held by one process for as long as it works.
 
 OUT/.matrix/
-    lock            as of qtool.runs.lock, and with its sentence for the second
+    lock            as of qtool.workspaces.lock, and with its sentence for the second
     <digest>/       statistics of one calibration text, while a run could use them
 """
 
@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from qtool.runs.lock import acquire
-from qtool.runs.staging import explained
+from qtool.workspaces.lock import acquire
+from qtool.workspaces.staging import explained
 
 WORK = ".matrix"
 

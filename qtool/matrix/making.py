@@ -3,13 +3,13 @@
 from pathlib import Path
 
 from qtool.gguf.open import is_gguf
-from qtool.gguf.recipe import GgufRecipe
 from qtool.matrix.asked import Asked
 from qtool.matrix.cells import Cell
 from qtool.matrix.shared import Measured
+from qtool.recipe.gguf import GgufRecipe
 from qtool.recipe.recipe import Recipe
-from qtool.runs.progress import Progress
-from qtool.runs.summary import Summary
+from qtool.telling.progress import Progress
+from qtool.workspaces.summary import Summary
 
 
 def make(
@@ -17,8 +17,8 @@ def make(
 ) -> Summary:
     """Make the artifact of a cell, from what one pass measured or by itself."""
     if isinstance(cell.recipe, GgufRecipe):
-        from qtool.gguf.quantize import run_gguf
-        from qtool.gguf.request import GgufRequest
+        from qtool.quantizing.gguf.quantize import run_gguf
+        from qtool.runs.gguf_request import GgufRequest
 
         imatrix = None if measured is None else measured.imatrix
         places = None
@@ -51,7 +51,7 @@ def _folder(
     measured: Measured | None,
     progress: Progress,
 ) -> Summary:
-    from qtool.runs.pipeline import run as quantize
+    from qtool.quantizing.pipeline import run as quantize
     from qtool.runs.request import Request
 
     def made_of(folder: Path) -> Summary:
@@ -71,7 +71,7 @@ def _folder(
 
     if not is_gguf(source):
         return made_of(source)
-    from qtool.gguf.to_hf.convert import checkpoint_folder
+    from qtool.converting.gguf_to_hf import checkpoint_folder
 
     with checkpoint_folder(source, cell.out, progress, requantize=False) as folder:
         return made_of(folder)

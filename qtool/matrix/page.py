@@ -17,15 +17,15 @@ from qtool import __version__
 from qtool.checkpoints.checkpoint import hash_file
 from qtool.matrix.cells import Cell
 from qtool.matrix.state import REPORT, Entry, State
+from qtool.provenance import statement
+from qtool.provenance.provenance import with_gpu
 from qtool.report.facts import Quality
 from qtool.report.gather import Request, gather
 from qtool.report.page import page
-from qtool.runs import statement
-from qtool.runs.progress import Progress
-from qtool.runs.provenance import with_gpu
+from qtool.telling.progress import Progress
 
 if TYPE_CHECKING:
-    from qtool.streaming.device import Device
+    from qtool.cuda.device import Device
 
 
 @dataclass(frozen=True)

@@ -29,13 +29,13 @@ from qtool.matrix.asked import Asked, Matrix
 from qtool.matrix.cells import Cell, cells, passes
 from qtool.matrix.making import make
 from qtool.matrix.state import GPU, Entry, State
+from qtool.provenance import statement
 from qtool.recipe.recipe import Recipe
-from qtool.runs import statement
-from qtool.runs.differences import PRECISION
-from qtool.runs.progress import Progress
-from qtool.runs.summary import peak_rss_bytes
-from qtool.runs.workspace import may_pass
 from qtool.streaming.allocator import give_back
+from qtool.telling.progress import Progress
+from qtool.workspaces.differences import PRECISION
+from qtool.workspaces.summary import peak_rss_bytes
+from qtool.workspaces.workspace import may_pass
 
 if TYPE_CHECKING:
     pass
@@ -224,7 +224,7 @@ def _foresee(run: _Run, cell: Cell) -> None:
     """What headers tell to be impossible is told before a text is passed through the model."""
     if not isinstance(cell.recipe, Recipe) or is_gguf(run.source):
         return
-    from qtool.checkpoints.source import opened
+    from qtool.converting.source import opened
     from qtool.planning.experts import as_quantized
     from qtool.planning.plan import make_plan
 

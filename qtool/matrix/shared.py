@@ -16,21 +16,21 @@ from typing import Any
 from qtool.calibrating.stats_file import StatsFile
 from qtool.checkpoints.checkpoint import Checkpoint, hash_file
 from qtool.checkpoints.fused_experts import all_apart
-from qtool.checkpoints.source import opened
+from qtool.converting.source import opened
+from qtool.cuda.device import Device
 from qtool.errors import QtoolError, UnsupportedError
 from qtool.gguf.importance.imatrix import read_importance
 from qtool.gguf.open import is_gguf
-from qtool.gguf.recipe import GgufRecipe
 from qtool.matrix.cells import Cell
+from qtool.recipe.gguf import GgufRecipe
 from qtool.recipe.recipe import Calibration, Recipe
-from qtool.runs.progress import Progress
-from qtool.runs.staging import free_bytes
-from qtool.streaming.device import Device
+from qtool.telling.progress import Progress
 from qtool.texts.calibration import calibration_tokens
 from qtool.texts.chats import Chat
 from qtool.texts.mixture import mixture
 from qtool.texts.source import Texts, load_text
 from qtool.texts.stored import kind_of
+from qtool.workspaces.staging import free_bytes
 
 IMATRIX = "imatrix.gguf"  # a name that the artifacts record
 _READ = 1 << 26  # characters of a text, by what it says
@@ -95,7 +95,7 @@ def _folder(source: Path) -> Path:
 
 def needs_of(group: Sequence[Cell]) -> frozenset[str]:
     """What the recipes ask for, of a file of statistics."""
-    from qtool.calibrating.given import recipe_needs
+    from qtool.blockwise.given import recipe_needs
 
     return frozenset[str]().union(
         *(recipe_needs(cell.recipe) for cell in group if isinstance(cell.recipe, Recipe))
@@ -116,7 +116,7 @@ def measure(
     place: a folder of its own for what is measured on one text. device: where blocks are run; what
     another has measured is measured again. UnsupportedError where the disk of `place` has no room.
     """
-    from qtool.calibrating import measure as measuring
+    from qtool.quantizing import calibrate as measuring
     from qtool.streaming.precision import settled
 
     settings: Calibration = group[0].settings
@@ -164,7 +164,7 @@ def _fits(
     gpu: str | None,
 ) -> bool:
     """Whether the files of an earlier run are there and serve these recipes."""
-    from qtool.calibrating import measure as measuring
+    from qtool.quantizing import calibrate as measuring
 
     with suppress(QtoolError):
         if stats is not None:
@@ -192,8 +192,8 @@ def _fits(
 def statistics_bytes(checkpoint: Checkpoint, needs: frozenset[str]) -> int:
     """How large the file of statistics will be, without its header. Of blocks with the same
     tensors only the first is read."""
-    from qtool.calibrating import measure as measuring
     from qtool.calibrating.sites import Tracer
+    from qtool.quantizing import calibrate as measuring
     from qtool.streaming.skeleton import Skeleton
 
     skeleton = Skeleton.open(checkpoint)

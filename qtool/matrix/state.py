@@ -15,8 +15,8 @@ from typing import Any
 from qtool.checkpoints.weight_files import MATRIX
 from qtool.errors import FormatError, ResumeError
 from qtool.formats.safetensors_header import read_json
-from qtool.runs import statement
-from qtool.runs.differences import PRECISION
+from qtool.provenance import statement
+from qtool.workspaces.differences import PRECISION
 
 GPU = "GPU"  # by which what was calibrated on one is known
 REPORT = "report.html"

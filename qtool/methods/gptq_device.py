@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from qtool import grid, native, small_floats
 from qtool.cuda import float_rounding, rounding
 from qtool.cuda import quantize_tasks as tasks
+from qtool.cuda.device import Device, host
 from qtool.cuda.tasks import Task
 from qtool.methods import gptq
 from qtool.scheme import GroupQuant, Scheme
-from qtool.streaming.device import Device, host
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from qtool.methods import Result, qoq
 from qtool.scheme import GroupQuant, Scheme
 
 if TYPE_CHECKING:
-    from qtool.streaming.device import Device
+    from qtool.cuda.device import Device
 
 NEEDS: frozenset[str] = frozenset()
 

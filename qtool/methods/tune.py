@@ -13,7 +13,7 @@ line. A file has the same size and the same layout as without.
 
 Codes stay, since moving them too (learned rounding) takes back what GPTQ's sweep has found and,
 on as much text as calibration has, gains nothing on other text. Nor does it gain to count a block's
-errors by products of the model's slopes (qtool.calibrating.row_feedback's H, of what blocks give)
+errors by products of the model's slopes (qtool.blockwise.row_feedback's H, of what blocks give)
 instead of by their squares: nine blocks of SmolLM2 at 3 bits, KL divergence 0.129 untuned, 0.106
 by squares, 0.107 by slopes.
 

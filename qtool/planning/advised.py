@@ -4,7 +4,7 @@ model's headers allow."""
 from collections.abc import Iterator
 
 from qtool.errors import QtoolError
-from qtool.planning.asked import Asked, foresee
+from qtool.quantizing.plan import Asked, foresee
 
 # The best of 4 bits for most engines; where 128 does not divide; gpt-oss with experts in numbers;
 # what GGUF alone has, and last what takes gpt-oss as it is released.

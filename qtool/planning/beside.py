@@ -5,8 +5,8 @@ import re
 from dataclasses import replace
 
 from qtool.checkpoints.checkpoint import Checkpoint
-from qtool.checkpoints.layer_names import experts_of
 from qtool.errors import QtoolError, SourceError, UnsupportedError
+from qtool.formats.layer_names import experts_of
 
 _ADAPTER = "adapter_config.json"  # peft's
 _ADAPTER_WEIGHTS = "adapter_model"

@@ -10,11 +10,11 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from qtool.checkpoints.layer_names import is_head
+from qtool.formats.layer_names import is_head
 from qtool.planning.shapes import Setting, Shapes, groups, is_last
 
 if TYPE_CHECKING:
-    from qtool.planning.planned import Planned
+    from qtool.planned import Planned
     from qtool.recipe.methods import TuneOptions
     from qtool.recipe.recipe import Recipe
     from qtool.scheme import Scheme

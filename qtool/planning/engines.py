@@ -12,16 +12,16 @@ from typing import Any
 from qtool.checkpoints.structure import expert_of
 from qtool.formats import FORMATS
 from qtool.formats.facts import Facts
+from qtool.planned import Planned
 from qtool.planning.fit import format_options
-from qtool.planning.planned import Planned
 from qtool.recipe.recipe import Recipe
+from qtool.telling.sentences import count, verb
 from qtool.verification.engines.head import length_refused
 from qtool.verification.engines.kernels import MARLIN_IN, MARLIN_OUT, fits_marlin
 from qtool.verification.engines.local import instead_for_experts
 from qtool.verification.engines.schemes import Pair, other_block, otherwise, pair_of, refused
 from qtool.verification.engines.split import GROUP_SIZES
 from qtool.verification.engines.view import mixed_parts, planned_layers
-from qtool.verification.sentences import count, verb
 
 _VLLM, _SERVERS, _TRANSFORMERS = ("vllm",), ("vllm", "sglang"), ("transformers",)
 _ANY = (*_SERVERS, *_TRANSFORMERS, "llama.cpp", "exllama", "mlx-lm")

@@ -99,7 +99,7 @@ def peak(shapes: Shapes, setting: Setting) -> Peak:
     most = max(stages, key=lambda stage: stage.nbytes)
     slopes = Peak(0, "")
     if shapes.fed_back:
-        from qtool.fitting.memory import measuring
+        from qtool.slopes.memory import measuring
 
         fed = replace(shapes, tokens=shapes.fed_back)
         slopes = measuring(fed, setting.threads, shapes.batch)

@@ -4,10 +4,10 @@ quantizes a matrix of them."""
 from qtool.checkpoints import structure
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.checkpoints.fused_experts import apart
-from qtool.checkpoints.layer_names import experts_of
 from qtool.checkpoints.padding import padded
 from qtool.checkpoints.roles import roles_of
 from qtool.formats import mxfp4
+from qtool.formats.layer_names import experts_of
 from qtool.planning.fit import by_role, fit, override
 from qtool.recipe.recipe import Recipe
 from qtool.scheme import Scheme

@@ -21,7 +21,7 @@ from qtool.formats.safetensors_file import TensorInfo
 from qtool.planning import heads
 from qtool.recipe.recipe import Recipe, patched
 from qtool.scheme import Dense, Dropped, Scheme
-from qtool.verification.sentences import count
+from qtool.telling.sentences import count
 
 SMALLEST_GROUP = 32  # what `indivisible: smaller-group` goes down to; engines load no smaller one
 

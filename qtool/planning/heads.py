@@ -5,10 +5,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from qtool.checkpoints.layer_names import is_head
 from qtool.checkpoints.roles import outside_reason
 from qtool.checkpoints.structure import text_config
 from qtool.errors import UnsupportedError
+from qtool.formats.layer_names import is_head
 from qtool.formats.mlx_models import plain_head
 from qtool.recipe.recipe import Recipe
 from qtool.recipe.weights import mlx_affine

@@ -7,8 +7,8 @@ from qtool.checkpoints.fused_experts import DOWN, GATE_UP
 from qtool.checkpoints.structure import expert_of
 from qtool.errors import SourceError, UnsupportedError
 from qtool.formats import mxfp4
+from qtool.planned import Planned
 from qtool.planning.fit import Action
-from qtool.planning.planned import Planned
 from qtool.recipe.recipe import Recipe
 from qtool.scheme import Dense, Scheme
 

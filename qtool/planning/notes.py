@@ -6,10 +6,10 @@ from pathlib import Path
 
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import UnsupportedError
-from qtool.gguf.recipe import GgufRecipe
+from qtool.planned import Planned
 from qtool.planning.handed import PER_LAYER
-from qtool.planning.planned import Planned
 from qtool.recipe.consistency import without
+from qtool.recipe.gguf import GgufRecipe
 from qtool.recipe.recipe import Recipe
 from qtool.scheme import Dense, Dropped
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
+from qtool.artifacts.cache_scales import Kept, planned_scales
 from qtool.checkpoints import padding, structure
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.checkpoints.roles import FUSED_EXPERTS, roles_of
@@ -20,6 +21,7 @@ from qtool.formats import FORMATS
 from qtool.formats.dtypes import byte_size, written_dtype
 from qtool.formats.facts import Options
 from qtool.formats.safetensors_file import Layout, TensorInfo, TensorSpec, plan_shards
+from qtool.planned import Planned
 from qtool.planning import (
     beside,
     budget,
@@ -34,15 +36,13 @@ from qtool.planning import (
 )
 from qtool.planning.actions import decided
 from qtool.planning.budget import Memory
-from qtool.planning.cache import Kept, planned_scales
 from qtool.planning.fit import UNROUNDED, Action, format_options
 from qtool.planning.handed import handed_on
 from qtool.planning.mlx import stacks
-from qtool.planning.planned import Planned
 from qtool.recipe.recipe import Recipe
-from qtool.remarks import told_apart
 from qtool.scheme import Dense, Dropped, Scheme
 from qtool.streaming.weights import is_view
+from qtool.telling.remarks import told_apart
 
 __all__ = ["BlockStack", "Plan", "format_options", "make_plan"]
 

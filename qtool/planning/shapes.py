@@ -15,7 +15,7 @@ from qtool.errors import QtoolError, SourceError
 from qtool.planning.handed import ALONE, PER_LAYER, Handed
 
 if TYPE_CHECKING:
-    from qtool.planning.planned import Planned
+    from qtool.planned import Planned
     from qtool.recipe.file import Calibration
     from qtool.recipe.recipe import Recipe
 

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from qtool.checkpoints.checkpoint import Checkpoint
-from qtool.checkpoints.layer_names import FUSED
+from qtool.formats.layer_names import FUSED
 from qtool.formats.safetensors_file import to_float32
+from qtool.planned import Planned
 from qtool.planning.plan import Plan
-from qtool.planning.planned import Planned
 
 if TYPE_CHECKING:
     import torch

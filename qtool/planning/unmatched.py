@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from qtool.errors import RecipeError
 
 if TYPE_CHECKING:
-    from qtool.gguf.recipe import GgufRecipe
+    from qtool.recipe.gguf import GgufRecipe
     from qtool.recipe.recipe import Recipe
 
 _SHOWN = 3  # names in the sentence

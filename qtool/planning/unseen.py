@@ -15,8 +15,8 @@ from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.checkpoints.roles import FUSED_EXPERTS, LEAST_EXPERT_WIDTH, NO_LINEAR, OUTSIDE
 from qtool.errors import UnsupportedError
 from qtool.formats import mxfp4
+from qtool.planned import Planned
 from qtool.planning.fit import means
-from qtool.planning.planned import Planned
 from qtool.recipe.recipe import Recipe
 from qtool.scheme import Dropped
 

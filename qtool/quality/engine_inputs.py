@@ -25,8 +25,8 @@ from qtool.errors import FormatError
 from qtool.formats.bitsandbytes import threshold_of
 from qtool.gguf.to_hf.weights import GgufWeights
 from qtool.gguf_types import BlockType
-from qtool.quality import activations as known
-from qtool.quality.activations import Rounding
+from qtool.methods import activations as known
+from qtool.methods.activations import Rounding
 from qtool.quality.input_arguments import input_arguments, input_scale
 from qtool.quality.rounded_inputs import Activations, Kept
 from qtool.quality.weights import ArtifactWeights

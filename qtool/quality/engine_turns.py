@@ -4,14 +4,14 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 from qtool.artifacts.artifact import Artifact
+from qtool.artifacts.cache_scales import attention_of
 from qtool.artifacts.stored_config import quantization_config
-from qtool.checkpoints.layer_names import number_of
 from qtool.checkpoints.roles import outside_reason
 from qtool.checkpoints.structure import find_blocks
 from qtool.errors import UnsupportedError
 from qtool.formats.compressed_tensors_transforms import KEY, Turn, turns
+from qtool.formats.layer_names import number_of
 from qtool.formats.safetensors_header import TensorInfo
-from qtool.planning.cache import attention_of
 from qtool.streaming.online import Online
 
 T = TypeVar("T", int, str)

@@ -36,16 +36,16 @@ from qtool.quality.engine_inputs import activations
 from qtool.quality.forward import Forward, forward
 from qtool.quality.rounded_inputs import Activations
 from qtool.quality.weights import open_weights, say_damaged_record
-from qtool.runs.progress import Progress
 from qtool.streaming.skeleton import Skeleton
 from qtool.streaming.weights import Weights
+from qtool.telling.progress import Progress
 from qtool.texts.datasets import named
 from qtool.texts.encoding import filled
 from qtool.texts.source import read_text
 from qtool.texts.tokenizing import tokenize, tokenized
 
 if TYPE_CHECKING:
-    from qtool.streaming.device import Device
+    from qtool.cuda.device import Device
 
 PROTOCOLS = ("plain", "llama.cpp")
 _IN_FRONT = 2  # tokens: BOS, and the blank of SentencePiece

@@ -23,16 +23,16 @@ from numpy.typing import NDArray
 
 from qtool.calibrating.placed import Calls, ahead, passed
 from qtool.checkpoints.checkpoint import Checkpoint
-from qtool.cuda.reading import reading_onto
+from qtool.cuda.device import Device
 from qtool.errors import SourceError
+from qtool.quality.reading import reading_onto
 from qtool.quality.rounded_inputs import Activations
-from qtool.runs.progress import Progress
-from qtool.streaming.device import Device
 from qtool.streaming.reading import Reading
 from qtool.streaming.skeleton import MICRO_BATCH_TOKENS, Skeleton
 from qtool.streaming.stream import LoadedBlock, Stream
 from qtool.streaming.weights import Weights
 from qtool.streaming.workers import Workers
+from qtool.telling.progress import Progress
 
 Logits = Callable[[torch.Tensor], torch.Tensor]
 _CACHE_FORMAT = "2"

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from qtool.errors import SourceError
 from qtool.quality.forward import Forward, Logits
-from qtool.runs.progress import Progress
+from qtool.telling.progress import Progress
 
 _AT_ONCE = 1 << 23  # logits of a model in memory
 _STUDENT = (12.7062, 4.3027, 3.1824)  # t of 1, 2 and 3 degrees of freedom, 97.5 %

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from qtool.quality.activations import Rounding
+from qtool.methods.activations import Rounding
 from qtool.streaming.by_address import ByAddress
 from qtool.streaming.linears import ADDMMS, MATMULS
 from qtool.streaming.skeleton import Skeleton

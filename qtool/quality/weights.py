@@ -23,10 +23,10 @@ from qtool.formats.safetensors_header import TensorInfo
 from qtool.gguf.open import is_gguf, open_source
 from qtool.quality.engine_turns import online_of
 from qtool.record import record_in
-from qtool.runs.progress import Progress
 from qtool.scheme import GroupQuant, Scheme
 from qtool.streaming.online import Online
 from qtool.streaming.weights import Weights
+from qtool.telling.progress import Progress
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """What a recipe does to a model, in a line for people."""
 
-from qtool.gguf.recipe import GgufRecipe
+from qtool.recipe.gguf import GgufRecipe
 from qtool.recipe.recipe import Recipe
 
 

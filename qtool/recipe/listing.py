@@ -4,8 +4,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from qtool.gguf.recipe import GgufRecipe
 from qtool.recipe import recipe
+from qtool.recipe.gguf import GgufRecipe
 
 SAFETENSORS = "safetensors, AWQ and GPTQ"
 COMPRESSED = "safetensors, compressed-tensors and FP8"

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from qtool.gguf.recipe import GgufRecipe
+    from qtool.recipe.gguf import GgufRecipe
     from qtool.recipe.recipe import Recipe
 
 

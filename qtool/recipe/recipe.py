@@ -46,7 +46,7 @@ from qtool.recipe.weights import (
 from qtool.scheme import Scheme
 
 if TYPE_CHECKING:
-    from qtool.gguf.recipe import GgufRecipe
+    from qtool.recipe.gguf import GgufRecipe
     from qtool.recipe.yaml_source import Document
 
 __all__ = [
@@ -334,7 +334,7 @@ def parse(text: str, origin: str, name: str, sets: Sequence[str] = ()) -> "Recip
 
 def _validated(source: "Document") -> "Recipe | GgufRecipe":
     if source.at(("format",)) == "gguf":
-        from qtool.gguf.recipe import GgufRecipe
+        from qtool.recipe.gguf import GgufRecipe
 
         return validate(GgufRecipe, source)
     return validate(Recipe, source)
@@ -342,7 +342,7 @@ def _validated(source: "Document") -> "Recipe | GgufRecipe":
 
 def schema() -> dict[str, Any]:
     """The JSON Schema of a recipe file, for editors."""
-    from qtool.gguf.recipe import GgufRecipe
+    from qtool.recipe.gguf import GgufRecipe
 
     recipe = Recipe.model_json_schema()
     method = recipe["properties"]["method"]

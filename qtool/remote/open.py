@@ -27,9 +27,9 @@ from qtool.formats.gguf_header import parse_header
 from qtool.formats.safetensors_file import INDEX_NAME
 from qtool.gguf.inspect import GgufInspection
 from qtool.hub import unusable
+from qtool.hub.answers import RefusedError, shown
 from qtool.inspecting.inspect import Inspection, inspection
 from qtool.record import FILE_NAME
-from qtool.remote.answers import RefusedError, shown
 from qtool.remote.places import Place, locate
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from qtool import hub
 from qtool.errors import SourceError
 from qtool.formats.safetensors_header import parse_json
 from qtool.formats.safetensors_layout import INDEX_NAME
-from qtool.remote.answers import RefusedError, shown
+from qtool.hub.answers import RefusedError, shown
 from qtool.remote.ranges import Server, basic, origin, split
 
 FILES = (".gguf", ".safetensors")

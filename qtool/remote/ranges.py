@@ -22,7 +22,7 @@ from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from qtool.errors import SourceError
-from qtool.remote.answers import PassingError, Wish, announced, body, shown
+from qtool.hub.answers import PassingError, Wish, announced, body, shown
 
 MAX_REDIRECTS = 5
 _REDIRECTS = (301, 302, 303, 307, 308)

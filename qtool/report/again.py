@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from qtool.errors import QtoolError
-from qtool.gguf.recipe import GgufRecipe
+from qtool.provenance.embedded import Embedded, read
+from qtool.recipe.gguf import GgufRecipe
 from qtool.recipe.recipe import Recipe, load, parse, shipped
-from qtool.runs.embedded import Embedded, read
 from qtool.texts.source import TOPICS
 
 _FILE_NAME = re.compile(r"\w[\w.+-]{0,80}", re.ASCII)

@@ -24,13 +24,13 @@ from qtool.report.facts import (
 from qtool.report.names import COMPONENTS, decoder_prefix, place
 from qtool.report.opened import Opened, Stored, open_artifact, stored_of
 from qtool.report.sample import NO_SAMPLE
-from qtool.runs.progress import Progress
-from qtool.runs.summary import OUTPUTS, WEIGHTS
+from qtool.telling.progress import Progress
 from qtool.verification.finding import LayerError, Verdict
 from qtool.verification.run import verify_artifact
+from qtool.workspaces.summary import OUTPUTS, WEIGHTS
 
 if TYPE_CHECKING:
-    from qtool.streaming.device import Device
+    from qtool.cuda.device import Device
 
 UNKNOWN = "unknown"  # the format of what cannot be opened
 _COMPARED = "Of each layer's weights against the source, |W - Q| / |W|."
@@ -245,8 +245,8 @@ def _measure(
     progress: Progress,
 ) -> tuple[list[Quality], list[str]]:
     """Each artifact by itself, so that a broken one does not take the others with it."""
+    from qtool.cuda.device import explained
     from qtool.quality.evaluate import Protocol, evaluate
-    from qtool.streaming.device import explained
 
     protocol = Protocol("plain", text, request.windows, request.length)
     against = None if request.against is None else request.against[1]

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from qtool.checkpoints.layer_names import is_head
+from qtool.formats.layer_names import is_head
 
 EMBEDDING, ATTENTION, MLP, EXPERTS, NORMS, HEAD, OTHER = (
     "embedding", "attention", "mlp", "experts", "norms", "head", "other",

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from qtool.artifacts.artifact import Artifact
 from qtool.errors import QtoolError
-from qtool.formats.float_codes import TABLES
+from qtool.float_codes import TABLES
 from qtool.formats.gguf_codes import CODES, block_scales, code_counts
 from qtool.formats.gguf_file import GgufFile
 from qtool.gguf_types import BY_NAME

@@ -8,14 +8,14 @@ from typing import Any
 
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.checkpoints.fused_experts import all_apart
-from qtool.checkpoints.source import opened
+from qtool.converting.source import opened
 from qtool.errors import SourceError, UnsupportedError
 from qtool.gguf.open import is_gguf
+from qtool.provenance.embedded import Embedded
+from qtool.provenance.statement import source_files
 from qtool.recipe.file import said_of
 from qtool.recipe.recipe import Calibration, Recipe, parse
-from qtool.runs.embedded import Embedded
-from qtool.runs.progress import Progress
-from qtool.runs.statement import source_files
+from qtool.telling.progress import Progress
 
 _FILE = "file"  # what a record calls a text of the user's
 
@@ -128,8 +128,8 @@ def measure(
     threads: int,
 ) -> None:
     """The statistics that `--stats` was given."""
-    from qtool.calibrating.given import recipe_needs
-    from qtool.calibrating.measure import VECTORS, calibrate
+    from qtool.blockwise.given import recipe_needs
+    from qtool.quantizing.calibrate import VECTORS, calibrate
 
     needs = VECTORS | recipe_needs(recipe)
     settings = _settings(record, calibration)
@@ -145,8 +145,8 @@ def importance(
     `calibrate --imatrix` puts BOS at the place of each first token, `calibrate -o ... --imatrix`
     does not; the digest of the tokens tells which it was.
     """
-    from qtool.calibrating import measure as measuring
     from qtool.gguf.importance.measured import begin_with_bos
+    from qtool.quantizing import calibrate as measuring
     from qtool.texts.calibration import calibration_tokens
 
     name = record.imatrix or ""

@@ -18,15 +18,15 @@ from qtool import __version__
 from qtool.diff.diff import Diff, diff
 from qtool.errors import QtoolError, SourceError, UnsupportedError
 from qtool.gguf.open import is_gguf
-from qtool.gguf.recipe import GgufRecipe
 from qtool.hub import public_name, resolve
+from qtool.provenance import provenance
+from qtool.provenance.embedded import Embedded, read
+from qtool.provenance.statement import subjects
+from qtool.recipe.gguf import GgufRecipe
 from qtool.recipe.recipe import Recipe
 from qtool.reproduce import inputs
-from qtool.runs import provenance
-from qtool.runs.embedded import Embedded, read
-from qtool.runs.progress import Progress
-from qtool.runs.statement import subjects
 from qtool.streaming.allocator import give_back
+from qtool.telling.progress import Progress
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def _folder(
     progress: Progress,
 ) -> None:
     from qtool.planning.plan import MAX_SHARD_BYTES
-    from qtool.runs.pipeline import run
+    from qtool.quantizing.pipeline import run
     from qtool.runs.request import Request
 
     with _checkpoint(source, made, progress) as folder:
@@ -165,7 +165,7 @@ def _checkpoint(source: Path, made: Path, progress: Progress) -> Iterator[Path]:
     if not is_gguf(source):
         yield source
         return
-    from qtool.gguf.to_hf.convert import checkpoint_folder
+    from qtool.converting.gguf_to_hf import checkpoint_folder
 
     with checkpoint_folder(source, made, progress, requantize=True) as folder:
         yield folder
@@ -180,8 +180,8 @@ def _file(
     asked: Asked,
     progress: Progress,
 ) -> None:
-    from qtool.gguf.quantize import run_gguf
-    from qtool.gguf.request import GgufRequest
+    from qtool.quantizing.gguf.quantize import run_gguf
+    from qtool.runs.gguf_request import GgufRequest
 
     imatrix = asked.imatrix
     if record.imatrix is not None and imatrix is None:

@@ -15,8 +15,8 @@ from qtool.dequantize import dequantize
 from qtool.methods import rtn
 from qtool.methods.rtn import Rounding
 from qtool.native import Groups
+from qtool.planned import Planned
 from qtool.planning.duration import REPORTED_ROWS
-from qtool.planning.planned import Planned
 from qtool.planning.shapes import ROWS_AT_ONCE, rows_together
 from qtool.recipe.recipe import Recipe
 from qtool.runs import layer_errors
@@ -25,7 +25,7 @@ from qtool.scheme import GroupQuant, Scheme
 from qtool.streaming.weights import Rows, rows_of
 
 if TYPE_CHECKING:
-    from qtool.streaming.device import Device
+    from qtool.cuda.device import Device
 
 Floats = NDArray[np.float32]
 Each = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]  # map, side by side or not

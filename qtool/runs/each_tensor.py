@@ -13,20 +13,20 @@ from qtool import methods
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.dequantize import dequantize
 from qtool.methods import rtn
+from qtool.planned import Planned
 from qtool.planning.plan import Plan
-from qtool.planning.planned import Planned
 from qtool.planning.shapes import CACHED_AT_ONCE, ROWS_AT_ONCE
 from qtool.planning.shared_scales import SharedScales
 from qtool.runs import layer_errors, resume
 from qtool.runs.by_rows import nearest, quantize_rows, side_by_side
-from qtool.runs.journal import Journal
 from qtool.runs.outcome import Outcome
-from qtool.runs.progress import Progress
 from qtool.runs.request import Request
 from qtool.runs.sink import Sink, check_values
-from qtool.runs.summary import WEIGHTS, LayerReport
 from qtool.scheme import Dropped, GroupQuant, Scheme
 from qtool.streaming.weights import is_view, rows_of
+from qtool.telling.progress import Progress
+from qtool.workspaces.journal import Journal
+from qtool.workspaces.summary import WEIGHTS, LayerReport
 
 
 def quantize_each(

@@ -10,9 +10,9 @@ from qtool.hub import plain_name
 from qtool.recipe.recipe import Recipe
 
 if TYPE_CHECKING:
-    from qtool.runs.naming import Stating
-    from qtool.runs.replacing import Replace
-    from qtool.streaming.device import Device
+    from qtool.cuda.device import Device
+    from qtool.workspaces.naming import Stating
+    from qtool.workspaces.replacing import Replace
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def device_of(asked: str, *, ways_back: bool = True) -> "Device | None":
     check_device(asked)
     if asked != "cuda":
         return None  # without importing torch
-    from qtool.streaming.device import open_gpu
+    from qtool.cuda.device import open_gpu
 
     return open_gpu(ways_back=ways_back)
 

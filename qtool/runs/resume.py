@@ -13,15 +13,16 @@ from typing import Any
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.checkpoints.padding import in_view
 from qtool.planning.plan import Plan
-from qtool.runs import program, provenance
-from qtool.runs.differences import DEVICE, LAYOUT, SHARDS
-from qtool.runs.identity import file_facts
-from qtool.runs.journal import Journal
+from qtool.provenance import provenance
 from qtool.runs.outcome import Outcome
-from qtool.runs.progress import Progress
 from qtool.runs.request import Request
 from qtool.runs.sink import Sink
-from qtool.runs.summary import (
+from qtool.telling.progress import Progress
+from qtool.workspaces import program
+from qtool.workspaces.differences import DEVICE, LAYOUT, SHARDS
+from qtool.workspaces.identity import file_facts
+from qtool.workspaces.journal import Journal
+from qtool.workspaces.summary import (
     OUTPUTS,
     WEIGHTS,
     ExpertReport,
@@ -29,7 +30,7 @@ from qtool.runs.summary import (
     OutlierReport,
     TunedReport,
 )
-from qtool.runs.workspace import Workspace
+from qtool.workspaces.workspace import Workspace
 
 OUTSIDE = "outside of blocks"
 

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from qtool import __version__
 from qtool.artifacts.stored_config import plain_config
 from qtool.checkpoints.checkpoint import Checkpoint
-from qtool.checkpoints.finite import not_finite
 from qtool.checkpoints.structure import fused_layer, untied, without_float64
 from qtool.formats import FORMATS
 from qtool.formats.dtypes import written_dtype
@@ -26,15 +25,16 @@ from qtool.formats.safetensors_file import (
     from_float32,
     to_float32,
 )
+from qtool.planned import Planned
 from qtool.planning import heads
 from qtool.planning.fit import format_options
 from qtool.planning.plan import Plan
-from qtool.planning.planned import Planned
 from qtool.record import FILE_NAME
-from qtool.runs.staging import clear_beside
 from qtool.runs.zeros import Zeros
 from qtool.scheme import Dense, GroupQuant, Scheme
+from qtool.streaming.finite import not_finite
 from qtool.streaming.weights import is_view
+from qtool.workspaces.staging import clear_beside
 
 _READ_AT_ONCE = 1 << 22  # bytes
 

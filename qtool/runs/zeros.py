@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool.checkpoints.checkpoint import Checkpoint
-from qtool.verification.holes import may_have_zeros
-from qtool.verification.sentences import count, some
+from qtool.checkpoints.holes import may_have_zeros
+from qtool.telling.sentences import count, some
 
 
 class Zeros:

@@ -20,11 +20,11 @@ from functools import cache
 
 import torch
 
+from qtool.cuda.device import Device
 from qtool.recipe.file import Precision
-from qtool.runs.differences import PRECISION
-from qtool.runs.progress import Progress
-from qtool.runs.workspace import Workspace
-from qtool.streaming.device import Device
+from qtool.telling.progress import Progress
+from qtool.workspaces.differences import PRECISION
+from qtool.workspaces.workspace import Workspace
 
 _THEIRS: dict[Precision, str] = {"float32": "ieee", "bfloat16": "bf16"}
 _WIDTH = 64  # of a product large enough for oneDNN

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from qtool.checkpoints.finite import not_finite
 from qtool.errors import SourceError, UnsupportedError
+from qtool.streaming.finite import not_finite
 from qtool.streaming.torch_calls import TorchCalls
 from qtool.streaming.weights import Weights
 

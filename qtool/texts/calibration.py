@@ -24,7 +24,7 @@ from qtool.checkpoints.structure import text_config
 from qtool.errors import SourceError
 from qtool.formats import safetensors_file as st
 from qtool.recipe.file import Precision, said_of
-from qtool.runs.progress import Progress
+from qtool.telling.progress import Progress
 from qtool.texts.chats import Chat, render
 from qtool.texts.mixture import TooShortError, interleaved, mixture
 from qtool.texts.source import TOPICS, Piece, Texts, load_text, most_read

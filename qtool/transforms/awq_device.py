@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from qtool import grid
 from qtool.cuda import float_rounding, rounding
+from qtool.cuda.device import Device, host
 from qtool.cuda.quantize_tasks import Grid
 from qtool.scheme import Scheme
-from qtool.streaming.device import Device, host
 
 if TYPE_CHECKING:
     from qtool.transforms.awq import Measured

@@ -31,9 +31,9 @@ import torch
 from numpy.typing import NDArray
 
 from qtool.recipe.weights import Activations
-from qtool.runs.progress import Progress
 from qtool.scheme import Scheme
 from qtool.streaming.single_thread import single_thread
+from qtool.telling.progress import Progress
 from qtool.transforms import rotation as rotations
 from qtool.transforms.learned_inputs import Inputs
 from qtool.transforms.learned_rows import HeadRows, Rows, gather, head_rows

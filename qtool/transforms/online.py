@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 import torch.nn.functional as F
 
+from qtool.artifacts.cache_scales import attention_of
 from qtool.calibrating.sites import BlockSites, Tracer
 from qtool.errors import UnsupportedError
 from qtool.formats.compressed_tensors_targets import targets_of
-from qtool.planning.cache import attention_of
 from qtool.recipe.rotate import RotateOptions
 from qtool.streaming.online import Online, block_size
 from qtool.streaming.skeleton import Skeleton

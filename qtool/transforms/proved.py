@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from qtool.calibrating.sites import BlockSites, Site
 from qtool.calibrating.stats import SiteStats
+from qtool.cuda.device import Device
 from qtool.planning.fit import UNROUNDED
 from qtool.planning.plan import Plan
-from qtool.streaming.device import Device
 from qtool.streaming.stream import LoadedBlock, Stream
 from qtool.transforms import fold
 from qtool.transforms.scaled import Factor

@@ -25,10 +25,9 @@ from numpy.typing import NDArray
 
 from qtool.calibrating.sites import Site
 from qtool.calibrating.stats import SiteStats, first_half
-from qtool.methods import rtn
+from qtool.methods import activations, rtn
+from qtool.methods.activations import Rounding
 from qtool.planning.plan import Plan
-from qtool.quality import activations
-from qtool.quality.activations import Rounding
 from qtool.scheme import Scheme
 from qtool.streaming.linears import Matrix, ObserveLinears, WeightIndex
 from qtool.streaming.stream import LoadedBlock, Stream

@@ -5,12 +5,12 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
+from qtool.artifacts.cache_scales import key_heads
 from qtool.artifacts.stored_config import quantization_config
 from qtool.checkpoints.structure import OTHER_TOWERS
-from qtool.planning.cache import key_heads
+from qtool.telling.sentences import count as counted
+from qtool.telling.sentences import some, verb
 from qtool.verification.finding import Finding
-from qtool.verification.sentences import count as counted
-from qtool.verification.sentences import some, verb
 from qtool.verification.subject import Subject
 
 CHECK = "kv-scales"

@@ -4,10 +4,10 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from qtool.checkpoints import structure
-from qtool.checkpoints.layer_names import number_of
+from qtool.formats.layer_names import number_of
+from qtool.telling.sentences import count as counted
+from qtool.telling.sentences import some
 from qtool.verification.finding import Finding
-from qtool.verification.sentences import count as counted
-from qtool.verification.sentences import some
 from qtool.verification.subject import Subject
 from qtool.verification.tensor_names import PREDICTION
 

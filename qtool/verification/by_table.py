@@ -9,18 +9,18 @@ from typing import Any
 
 from qtool.checkpoints.decoder_names import SAVE_WITH_HEAD, has_parts, name_alone, sees
 from qtool.checkpoints.fused_experts import PARTS, WHOLE, stack_of
-from qtool.checkpoints.layer_names import experts_of, is_head
+from qtool.checkpoints.hf_config import count
 from qtool.checkpoints.roles import is_turn
 from qtool.errors import QtoolError
+from qtool.formats.layer_names import experts_of, is_head
 from qtool.gguf.architectures import TABLE, Architecture, variant
 from qtool.gguf.architectures.modules import HEADS, Module, spelled
 from qtool.gguf.architectures.shapes import checkpoint_shape
 from qtool.gguf.from_hf.expert_rows import BLOCKS, SCALES
-from qtool.gguf.from_hf.hf_config import count
-from qtool.gguf.kinds import stored_shape
+from qtool.mixtures.kinds import stored_shape
+from qtool.telling.sentences import AGAIN, some
+from qtool.telling.sentences import count as counted
 from qtool.verification.finding import Finding, of_error
-from qtool.verification.sentences import AGAIN, some
-from qtool.verification.sentences import count as counted
 from qtool.verification.subject import Subject
 from qtool.verification.tensor_names import BUFFERS, of_attention, packed_part
 

@@ -15,11 +15,11 @@ from qtool.formats import mlx
 from qtool.formats.facts import first
 from qtool.formats.gptq_dynamic import entry_for, overridden
 from qtool.formats.safetensors_header import read_json
-from qtool.printable import in_json
 from qtool.scheme import Scheme
+from qtool.telling.printable import in_json
+from qtool.telling.sentences import count as counted
+from qtool.telling.sentences import some
 from qtool.verification.finding import Finding, of_setting
-from qtool.verification.sentences import count as counted
-from qtool.verification.sentences import some
 from qtool.verification.subject import Subject
 
 _MUCH_DENSE = 0.2  # of the linear layers' weights

@@ -7,12 +7,12 @@ import numpy as np
 
 from qtool.artifacts.entry import Entry
 from qtool.checkpoints.checkpoint import Checkpoint
+from qtool.checkpoints.holes import EMPTY, said_torn, torn, zero_stretches
 from qtool.checkpoints.roles import outside_reason
 from qtool.formats import mxfp4_experts
 from qtool.formats.safetensors_header import TensorInfo
+from qtool.telling.sentences import AGAIN, FETCH
 from qtool.verification.finding import Finding, Severity
-from qtool.verification.holes import EMPTY, said_torn, torn, zero_stretches
-from qtool.verification.sentences import AGAIN, FETCH
 from qtool.verification.subject import Subject
 from qtool.verification.tokens import tokens_of
 

@@ -6,18 +6,18 @@ from fnmatch import fnmatch
 from typing import Any
 
 from qtool.artifacts.stored_config import quantization_config
-from qtool.checkpoints.layer_names import experts_of, is_head
 from qtool.checkpoints.roles import FUSED_EXPERTS
 from qtool.checkpoints.structure import fused_layer
 from qtool.formats import auto_round
 from qtool.formats.bitsandbytes import skips
 from qtool.formats.compressed_tensors_config import is_class, named
 from qtool.formats.gptq_dynamic import entry_for, negative
+from qtool.formats.layer_names import experts_of, is_head
 from qtool.formats.patterns import any_of, matches
+from qtool.telling.sentences import count as counted
+from qtool.telling.sentences import some
 from qtool.verification import skip_lists
 from qtool.verification.finding import Finding, of_listed
-from qtool.verification.sentences import count as counted
-from qtool.verification.sentences import some
 from qtool.verification.skip_lists import CHECK, GROUPS
 from qtool.verification.subject import Subject
 

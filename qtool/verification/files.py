@@ -10,9 +10,9 @@ from pathlib import Path
 from qtool.errors import QtoolError
 from qtool.formats import safetensors_file as st
 from qtool.formats.safetensors_header import TensorInfo
+from qtool.telling.sentences import count as counted
+from qtool.telling.sentences import some
 from qtool.verification.finding import Finding
-from qtool.verification.sentences import count as counted
-from qtool.verification.sentences import some
 
 CHECK = "files"
 SINGLE = "model.safetensors"

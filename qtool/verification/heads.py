@@ -6,11 +6,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from qtool.checkpoints import structure
-from qtool.checkpoints.layer_names import is_head
+from qtool.checkpoints.hf_config import complete
 from qtool.checkpoints.roles import outside_reason
+from qtool.formats.layer_names import is_head
 from qtool.formats.safetensors_file import checksum
 from qtool.gguf.architectures import TABLE
-from qtool.gguf.from_hf.hf_config import complete
 from qtool.streaming.weights import Weights
 from qtool.verification import by_table
 from qtool.verification.finding import Finding

@@ -7,9 +7,9 @@ import numpy as np
 
 from qtool.artifacts.stored_config import quantization_config
 from qtool.formats.compressed_tensors_config import group_of
+from qtool.telling.sentences import count as counted
+from qtool.telling.sentences import some, verb
 from qtool.verification.finding import Finding
-from qtool.verification.sentences import count as counted
-from qtool.verification.sentences import some, verb
 from qtool.verification.subject import Subject
 
 CHECK = "input-scales"

@@ -8,11 +8,11 @@ from numpy.typing import NDArray
 
 from qtool.artifacts.artifact import Artifact
 from qtool.artifacts.entry import Entry
+from qtool.checkpoints.holes import LEAST, torn, zero_stretches
 from qtool.formats import bits, gptq_zeros
 from qtool.formats.safetensors_header import TensorInfo
 from qtool.scheme import GroupQuant, Scheme
 from qtool.verification.against.places import weights_of
-from qtool.verification.holes import LEAST, torn, zero_stretches
 
 # Scales below have less than five digits: multiples of the least number of their type up to 32.
 _LEAST = {"float16": 32 * 2.0**-24, "bfloat16": 32 * 2.0**-133, "float32": 2.0**-126}
@@ -205,7 +205,7 @@ def _zero_scales(quant: GroupQuant, zero: NDArray[np.bool_]) -> int:
 def _not_numbers(quant: GroupQuant) -> int:
     if not quant.scheme.is_float:
         return 0
-    from qtool.formats.float_codes import TABLES
+    from qtool.float_codes import TABLES
 
     odd = ~np.isfinite(TABLES[quant.scheme.book])
     return int(odd[quant.codes].sum()) if odd.any() else 0

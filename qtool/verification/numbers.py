@@ -12,10 +12,10 @@ from qtool.artifacts.artifact import Artifact
 from qtool.artifacts.stored_config import quantization_config
 from qtool.checkpoints.padding import asked_in, may_be_padded
 from qtool.scheme import Scheme
+from qtool.telling.sentences import AGAIN, some, verb
+from qtool.telling.sentences import count as counted
 from qtool.verification.finding import Finding
 from qtool.verification.matrix import Measured
-from qtool.verification.sentences import AGAIN, some, verb
-from qtool.verification.sentences import count as counted
 
 _SUBNORMAL = 0.01  # of the scales
 _BOTH_SIGNS = 0.1  # of the scales, where a method gives scales a sign

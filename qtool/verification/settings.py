@@ -16,12 +16,12 @@ from qtool.gguf.architectures.prediction import MTP
 from qtool.gguf.open import is_gguf
 from qtool.gguf.tokenizer.hf_json import TOKENIZER, read_object
 from qtool.streaming.weights import Weights
+from qtool.telling.sentences import count as counted
+from qtool.telling.sentences import some
 from qtool.verification.as_read import as_read
 from qtool.verification.classes import ALIKE
 from qtool.verification.finding import Finding
 from qtool.verification.heads import head_is_embedding, heads_of
-from qtool.verification.sentences import count as counted
-from qtool.verification.sentences import some
 from qtool.verification.settings_form import as_written, class_of, one_form, unread
 from qtool.verification.subject import Subject
 from qtool.verification.tokens import ids_of

@@ -3,12 +3,12 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from qtool.checkpoints.hf_config import complete
 from qtool.checkpoints.structure import text_config
 from qtool.errors import QtoolError
 from qtool.gguf.architectures import TABLE
 from qtool.gguf.architectures.sizes import inner_of_lfm2
 from qtool.gguf.architectures.state_spaces import MLP, kinds_of
-from qtool.gguf.from_hf.hf_config import complete
 
 _OF_SIGHT = ("mrope_section", "mrope_interleaved")  # of a text alone all positions are one
 

@@ -7,8 +7,8 @@ no tensor has, a vocabulary longer than any, heads that share out the rows of no
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from qtool.checkpoints.layer_names import is_table
 from qtool.checkpoints.structure import text_config
+from qtool.formats.layer_names import is_table
 from qtool.verification.finding import Finding, of_setting
 from qtool.verification.subject import Subject
 

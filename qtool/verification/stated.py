@@ -1,8 +1,8 @@
 """Whether a file is still the one that the statement beside the artifact was made of.
 
-OUT.provenance.json (qtool.runs.statement) has the SHA-256 of every file of OUT. A bit that turned
-since, which no rule of a format tells from a weight, is found by nothing else. The statement may
-come from anybody: its names are looked up in the artifact's own folder, and nowhere else.
+OUT.provenance.json (qtool.provenance.statement) has the SHA-256 of every file of OUT. A bit that
+turned since, which no rule of a format tells from a weight, is found by nothing else. The statement
+may come from anybody: its names are looked up in the artifact's own folder, and nowhere else.
 """
 
 import os
@@ -14,8 +14,8 @@ from typing import Any
 from qtool.checkpoints.checkpoint import hash_file
 from qtool.errors import QtoolError
 from qtool.formats.safetensors_header import read_json
+from qtool.provenance.statement import path_beside
 from qtool.record import CARD
-from qtool.runs.statement import path_beside
 from qtool.verification.finding import Finding, Severity
 
 CHECK = "statement"

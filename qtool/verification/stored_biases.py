@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 from qtool.checkpoints.structure import OTHER_TOWERS, text_config
 from qtool.formats.dtypes import FLOAT_DTYPES
+from qtool.telling.sentences import count as counted
+from qtool.telling.sentences import some
 from qtool.verification.finding import Finding
-from qtool.verification.sentences import count as counted
-from qtool.verification.sentences import some
 from qtool.verification.subject import Subject
 
 CHECK = "biases"

@@ -11,10 +11,10 @@ from qtool.artifacts.artifact import Artifact
 from qtool.artifacts.entry import Entry
 from qtool.artifacts.untold import untold
 from qtool.checkpoints import structure
-from qtool.checkpoints.layer_names import experts_of
 from qtool.checkpoints.roles import Role, roles_of
 from qtool.checkpoints.structure import BlockStack
 from qtool.errors import QtoolError
+from qtool.formats.layer_names import experts_of
 from qtool.formats.safetensors_header import TensorInfo
 from qtool.streaming.weights import Weights
 

@@ -12,12 +12,14 @@ from typing import Any
 from qtool.artifacts.untold import said_untold, untold
 from qtool.checkpoints import structure
 from qtool.checkpoints.decoder_names import has_parts
-from qtool.checkpoints.layer_names import experts_of, number_of
 from qtool.checkpoints.single_experts import single_experts
 from qtool.errors import QtoolError
 from qtool.formats.dtypes import FLOAT_DTYPES
+from qtool.formats.layer_names import experts_of, number_of
 from qtool.formats.mxfp4_experts import misnamed
 from qtool.gguf.architectures import TABLE
+from qtool.telling.sentences import AGAIN, some, verb
+from qtool.telling.sentences import count as counted
 from qtool.verification.beyond import check_beyond
 from qtool.verification.by_table import (
     check_by_table,
@@ -27,8 +29,6 @@ from qtool.verification.by_table import (
     said_lost,
 )
 from qtool.verification.finding import Finding
-from qtool.verification.sentences import AGAIN, some, verb
-from qtool.verification.sentences import count as counted
 from qtool.verification.settings_form import class_of
 from qtool.verification.sizes import check_sizes
 from qtool.verification.subject import Subject

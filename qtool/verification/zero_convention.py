@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from qtool.artifacts.artifact import Artifact
+from qtool.telling.sentences import AGAIN, some
 from qtool.verification.finding import Finding
 from qtool.verification.matrix import Measured
-from qtool.verification.sentences import AGAIN, some
 
 _OFF_BY_ONE = 0.3  # how far from 1 the mean of code - zero may be to mean that
 _FEW_WEIGHTS = 4096  # too few to tell anything from means

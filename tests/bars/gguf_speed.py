@@ -35,10 +35,10 @@ from qtool.formats.gguf_values import f32, string, u32
 from qtool.formats.gguf_writer import GgufWriter, TensorSpec, lay_out
 from qtool.gguf.importance.imatrix import Importance, read_importance, write_importance
 from qtool.gguf.open import open_source
-from qtool.gguf.plan import make_gguf_plan
-from qtool.gguf.recipe import GgufRecipe
 from qtool.gguf_types import BY_NAME, F16, F32, BlockType
 from qtool.native.library import default_threads
+from qtool.planning.gguf.plan import make_gguf_plan
+from qtool.recipe.gguf import GgufRecipe
 from qtool.recipe.recipe import load
 
 JOBS = ["q4_k_m=8", "q4_k_m+imatrix=7", "q6_k=6", "iq4_xs=8", "q8_0=1"]

@@ -52,16 +52,16 @@ from killed_command import LOOK_EVERY, Command
 
 from qtool.gguf.open import open_source
 from qtool.gguf.pieces import Pieces
-from qtool.gguf.plan import make_gguf_plan
-from qtool.gguf.recipe import GgufRecipe
-from qtool.gguf.resume import UNIT_PIECES
+from qtool.planning.gguf.plan import make_gguf_plan
+from qtool.recipe.gguf import GgufRecipe
 from qtool.recipe.recipe import load
+from qtool.runs.gguf_resume import UNIT_PIECES
 
 MOST_KILLS = 5  # of one output
 PRELOADED = (
-    "qtool.calibrating.blockwise",
-    "qtool.runs.pipeline",
-    "qtool.gguf.quantize",
+    "qtool.blockwise.blockwise",
+    "qtool.quantizing.pipeline",
+    "qtool.quantizing.gguf.quantize",
     "transformers.models.llama.modeling_llama",
 )
 DEFAULT = (

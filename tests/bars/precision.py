@@ -18,8 +18,8 @@ from pathlib import Path
 import commands
 import memory
 
-from qtool.gguf.recipe import GgufRecipe
 from qtool.recipe.file import PRECISIONS
+from qtool.recipe.gguf import GgufRecipe
 from qtool.recipe.recipe import load
 from qtool.streaming.precision import has_bfloat16
 

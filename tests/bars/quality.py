@@ -20,8 +20,8 @@ from qtool.quality.engine_inputs import activations
 from qtool.quality.evaluate import size_of
 from qtool.quality.forward import Forward, forward
 from qtool.quality.weights import open_weights
-from qtool.runs.progress import Progress
 from qtool.streaming.skeleton import Skeleton
+from qtool.telling.progress import Progress
 from qtool.texts.source import read_text
 from qtool.texts.tokenizing import tokenized
 

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from qtool.artifacts.artifact import Artifact
-from qtool.calibrating import measure, placed
+from qtool.calibrating import placed
 from qtool.calibrating.stats import SiteStats
 from qtool.calibrating.stats_file import StatsFile
 from qtool.checkpoints.checkpoint import Checkpoint
+from qtool.quantizing import calibrate as measure
 from qtool.streaming.skeleton import Skeleton
 from qtool.transforms import awq, chain
 from qtool.transforms.proved import Applied, Subject

@@ -16,7 +16,7 @@ from qtool.hub import tiny_folder
 from qtool.matrix.shared import text_digest
 from qtool.planning.shapes import text_bytes
 from qtool.recipe.recipe import Calibration
-from qtool.runs.progress import Progress
+from qtool.telling.progress import Progress
 from qtool.texts import calibration
 from qtool.texts.calibration import calibration_tokens
 from qtool.texts.mixture import Mixture, Part, check_source, mixture

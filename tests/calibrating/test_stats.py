@@ -11,12 +11,12 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
-from qtool.calibrating import measure
 from qtool.calibrating.sites import Tracer
 from qtool.calibrating.stats import NEEDS, SiteStats, collect, gram_of, strips
 from qtool.calibrating.stats_file import StatsFile, StatsWriter
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import FormatError, SourceError, UnsupportedError
+from qtool.quantizing import calibrate as measure
 from qtool.streaming.skeleton import Skeleton
 from qtool.streaming.workers import Workers
 from support.calibrating.recorded_inputs import opened, recorded

@@ -19,8 +19,8 @@ from qtool.errors import FormatError
 from qtool.formats import safetensors_header
 from qtool.formats.gguf_writer import lay_out
 from qtool.gguf.from_hf.general import general_metadata
-from qtool.runs.journal import Journal
 from qtool.texts import source as texts
+from qtool.workspaces.journal import Journal
 from support.hostile import (
     configs,
     headers,
@@ -107,8 +107,8 @@ def _import() -> None:
     """What a command imports is not its work."""
     import transformers.models.llama.modeling_llama  # noqa: F401
 
-    import qtool.calibrating.blockwise
-    import qtool.gguf.quantize  # noqa: F401
+    import qtool.blockwise.blockwise
+    import qtool.quantizing.gguf.quantize  # noqa: F401
 
 
 def test_there_are_enough() -> None:

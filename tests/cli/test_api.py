@@ -13,7 +13,7 @@ import qtool
 from qtool.api.words import told
 from qtool.cli.main import app
 from qtool.errors import QtoolError, SourceError, UsageError
-from qtool.runs import naming
+from qtool.workspaces import naming
 from support.runs.quantizing import first_blocks_of_tiny
 
 NAME = "model.layers.0.mlp.up_proj.weight"

@@ -10,7 +10,7 @@ import pytest
 
 import qtool
 from qtool.hub import tiny_folder
-from qtool.runs.workspace import workspace
+from qtool.workspaces.workspace import workspace
 from support.models import header_files
 from support.runs.quantizing import files, quantize
 

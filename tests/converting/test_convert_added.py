@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from qtool.converting import gguf_to_hf as gguf_convert
 from qtool.errors import UnsupportedError
 from qtool.gguf.from_hf import source as from_hf
-from qtool.gguf.to_hf import convert as gguf_convert
 from support.converting.converting import numbers, run, said_of, weights
 from support.runs import quantizing
 from support.verification.verifying import forget_digests

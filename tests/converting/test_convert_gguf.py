@@ -11,17 +11,17 @@ import pytest
 
 import qtool
 from qtool.artifacts.artifact import Artifact
+from qtool.converting import gguf_to_hf as gguf_convert
 from qtool.converting.blocks import Q4_0, Q4_1, Q8_0, BlockMatrix, pack, unpack
 from qtool.errors import QtoolError, UnsupportedError
 from qtool.gguf.from_hf import source as from_hf
-from qtool.gguf.quantize import run_gguf
-from qtool.gguf.recipe import GgufRecipe
-from qtool.gguf.request import GgufRequest
-from qtool.gguf.to_hf import convert as gguf_convert
 from qtool.gguf_types import BlockType
+from qtool.quantizing.gguf.quantize import run_gguf
+from qtool.recipe.gguf import GgufRecipe
 from qtool.recipe.recipe import load
-from qtool.runs.progress import Progress
+from qtool.runs.gguf_request import GgufRequest
 from qtool.scheme import GroupQuant, Scheme
+from qtool.telling.progress import Progress
 from support.converting.converting import (
     MATRICES,
     artifacts,

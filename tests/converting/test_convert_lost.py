@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from qtool.artifacts import lost
 from qtool.artifacts.artifact import Artifact
-from qtool.converting import lost
 from qtool.errors import UnsupportedError
 from qtool.scheme import GroupQuant, Scheme
 from support.converting.converting import converted, place, run, weights

@@ -8,14 +8,14 @@ import pytest
 
 from qtool.artifacts.artifact import Artifact
 from qtool.checkpoints.checkpoint import Checkpoint
-from qtool.checkpoints.source import opened
 from qtool.converting.request import Request
 from qtool.converting.run import convert
+from qtool.converting.source import opened
 from qtool.converting.targets import target
 from qtool.converting.view import Plain
 from qtool.errors import FormatError, UnsupportedError
 from qtool.formats.gguf_file import GgufFile
-from qtool.runs.progress import Progress
+from qtool.telling.progress import Progress
 from qtool.verification.run import verify_artifact
 from support.converting import converting
 from support.gguf import gguf_from_hf, gguf_models
@@ -298,6 +298,6 @@ def test_gpt_oss_has_recipes_of_its_own(tmp_path: Path, call: Call) -> None:
     found = call("plan", model, "--recipe", "mxfp4-gpt-oss")
     assert found.status == 1 and "--requantize" not in found.err and "--to hf" in found.err
     with pytest.raises(UnsupportedError, match="convert --to hf"):
-        from qtool.checkpoints.source import check_needed
+        from qtool.converting.source import check_needed
 
         check_needed(model, True)

@@ -19,7 +19,9 @@ from unittest import mock
 
 import numpy as np
 
-from qtool.cuda import bench, bench_cases, compiling, running
+from qtool.benching import cuda as bench
+from qtool.benching import cuda_cases as bench_cases
+from qtool.cuda import compiling, running
 from qtool.cuda.tasks import FIELDS, Task
 from qtool.native.library import aligned
 

@@ -287,7 +287,8 @@ def test_what_bench_times_runs(emulator: Emulator) -> None:
     """Every case on small arrays of numpy: its tasks are whole, and its bytes are counted."""
     import numpy as np
 
-    from qtool.cuda import bench, bench_cases
+    from qtool.benching import cuda as bench
+    from qtool.benching import cuda_cases as bench_cases
     from support.cuda.cuda_emulation import placed, room
 
     def kind(dtype: str) -> Any:
@@ -341,7 +342,7 @@ def test_what_is_timed(seconds: float, replays: int, monkeypatch: pytest.MonkeyP
     to its clocks. What takes long is timed fewer times."""
     import torch
 
-    from qtool.cuda import bench
+    from qtool.benching import cuda as bench
 
     replayed: list[int] = []
     machine = {"now": 0.0, "done": 0.0}  # of the program, and when the GPU has nothing left to do

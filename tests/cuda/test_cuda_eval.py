@@ -11,14 +11,14 @@ from transformers import masking_utils
 
 import qtool
 from qtool.calibrating.placed import Calls
-from qtool.cuda.reading import OnDevice
+from qtool.cuda.device import Device
 from qtool.errors import UnsupportedError, UsageError
 from qtool.quality.evaluate import Protocol, evaluate
+from qtool.quality.reading import OnDevice
 from qtool.quality.weights import open_weights
-from qtool.runs.progress import Progress
 from qtool.streaming import reading
-from qtool.streaming.device import Device
 from qtool.streaming.skeleton import Skeleton
+from qtool.telling.progress import Progress
 from support.cuda.cuda_device import device, emulator
 from support.models import arch_models
 from support.models.arch_models import VOCABULARY

@@ -5,13 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from qtool.cuda.device import Device
 from qtool.errors import ResumeError
-from qtool.fitting import slopes
-from qtool.fitting.slope import Slopes
-from qtool.runs.progress import Progress
-from qtool.runs.workspace import workspace
-from qtool.streaming.device import Device
+from qtool.slopes import slopes
+from qtool.slopes.slope import Slopes
 from qtool.streaming.skeleton import Skeleton
+from qtool.telling.progress import Progress
+from qtool.workspaces.workspace import workspace
 from support.cuda.cuda_device import device, emulator
 from support.cuda.emulated_cuda import Cuda
 from support.cuda.emulated_gpu import cuda, gpu

@@ -9,17 +9,17 @@ import pytest
 from qtool.cuda.staging import CudaPlace, Place
 from qtool.errors import FormatError, SourceError
 from qtool.formats.gguf_file import GgufFile
-from qtool.gguf import on_device
 from qtool.gguf.importance.imatrix import write_importance
-from qtool.gguf.quantize import run_gguf
-from qtool.gguf.recipe import GgufRecipe
-from qtool.gguf.request import GgufRequest
 from qtool.gguf_types import BF16, F16, F32, BlockType
 from qtool.hub import tiny_folder
+from qtool.quantizing.gguf import on_device
+from qtool.quantizing.gguf.quantize import run_gguf
 from qtool.recipe.file import shipped
+from qtool.recipe.gguf import GgufRecipe
 from qtool.recipe.recipe import load
-from qtool.runs.progress import Progress
-from qtool.runs.summary import Summary
+from qtool.runs.gguf_request import GgufRequest
+from qtool.telling.progress import Progress
+from qtool.workspaces.summary import Summary
 from support.cuda.cuda_emulation import EmulatedPlace, Emulator, OnGpu, emulator
 from support.gguf import gguf_files
 from support.runs.quantizing import text_file
@@ -134,7 +134,7 @@ def test_batches_are_pieces_of_one_tensor_in_order(tmp_path: Path) -> None:
 
     from qtool.gguf.open import open_source
     from qtool.gguf.pieces import Pieces
-    from qtool.gguf.plan import make_gguf_plan
+    from qtool.planning.gguf.plan import make_gguf_plan
 
     source = gguf_files.model(tmp_path / "x.gguf", 4, 2)
     recipe = load("q4_k_m", ["importance=false"])

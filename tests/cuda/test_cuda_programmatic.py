@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from qtool import native_gguf
-from qtool.cuda import bench, compiling, more_tasks, running
+from qtool.benching import cuda as bench
+from qtool.cuda import compiling, more_tasks, running
 from qtool.cuda.tasks import Task
 from qtool.gguf_types import BY_NAME
 from support.cuda.cuda_emulation import Emulator, emulator, placed, room

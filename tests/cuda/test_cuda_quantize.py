@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from qtool import grid, native, native_gguf
 from qtool.cuda import quantize_tasks as tasks
 from qtool.cuda import rounding
+from qtool.cuda.device import Device
 from qtool.gguf.gptq.levels import SWEPT, Levels, levels, together
 from qtool.gguf_types import BY_NAME
 from qtool.methods import gptq, gptq_device, rtn
 from qtool.scheme import Scheme
-from qtool.streaming.device import Device
 from qtool.streaming.workers import Workers
 from qtool.transforms import awq, awq_device
 from support.cuda.cuda_device import device, emulator

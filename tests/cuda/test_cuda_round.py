@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from qtool import small_floats
 from qtool.cuda import float_rounding
 from qtool.cuda import round_tasks as tasks
+from qtool.cuda.device import Device, host
 from qtool.cuda.tasks import Task
-from qtool.formats.float_codes import TABLES
+from qtool.float_codes import TABLES
 from qtool.methods import gptq, gptq_device, rtn
 from qtool.native import small_floats as native
 from qtool.scheme import Scheme
 from qtool.small_floats import Search
-from qtool.streaming.device import Device, host
 from qtool.transforms import awq, awq_device
 from support.cuda.cuda_device import device, emulator
 from support.cuda.cuda_emulation import Emulator, placed, room

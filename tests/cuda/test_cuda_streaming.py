@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from qtool.calibrating import placed
 from qtool.calibrating.sites import Tracer
 from qtool.calibrating.stats import HISTOGRAM, NEEDS, collect
-from qtool.streaming.device import Device
+from qtool.cuda.device import Device
 from qtool.streaming.hidden import OnDisk
 from qtool.streaming.reading import Reading
 from qtool.streaming.skeleton import Skeleton

@@ -17,15 +17,15 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import qtool
+from qtool.cuda.device import Device
 from qtool.cuda.staging import CudaPlace, Place
 from qtool.errors import ResumeError, UnsupportedError
 from qtool.formats.gguf_file import GgufFile
-from qtool.gguf.quantize import run_gguf
-from qtool.gguf.recipe import GgufRecipe
-from qtool.gguf.request import GgufRequest
+from qtool.quantizing.gguf.quantize import run_gguf
+from qtool.recipe.gguf import GgufRecipe
 from qtool.recipe.recipe import load
 from qtool.reproduce.run import Asked, reproduce
-from qtool.streaming.device import Device
+from qtool.runs.gguf_request import GgufRequest
 from qtool.transforms import awq
 from support.cuda.cuda_device import device, emulator, keep_divergences
 from support.cuda.cuda_emulation import EmulatedPlace, Emulator, OnGpu

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 import qtool
+from qtool.cuda.device import Device
 from qtool.errors import UnsupportedError
 from qtool.recipe.file import shipped
 from qtool.recipe.recipe import Recipe, load
-from qtool.streaming.device import Device
 from qtool.transforms import awq
 from support.cuda.cuda_emulation import emulator
 from support.cuda.emulated_cuda import Cuda

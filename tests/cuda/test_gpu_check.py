@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from qtool.cuda import bench, compiling
+from qtool.benching import cuda as bench
+from qtool.cuda import compiling
 from support.places import ROOT, TESTS
 
 

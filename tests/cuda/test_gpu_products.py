@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from qtool.cuda import bench, compiling, more_tasks, running
+from qtool.benching import cuda as bench
+from qtool.cuda import compiling, more_tasks, running
 from qtool.cuda.tasks import Task
 from support.places import TESTS
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from qtool.cuda import lanes
+from qtool.cuda.device import Device, host
 from qtool.errors import UnsupportedError
 from qtool.recipe.recipe import Recipe, load
 from qtool.runs import by_rows, each_tensor
-from qtool.streaming.device import Device, host
 from support.cuda.cuda_emulation import emulator
 from support.cuda.emulated_cuda import Cuda
 from support.cuda.emulated_gpu import cuda, gpu, quantized

@@ -13,11 +13,11 @@ from qtool.artifacts.artifact import Artifact
 from qtool.calibrating import groups
 from qtool.calibrating.stats_file import StatsFile
 from qtool.checkpoints.checkpoint import Checkpoint
-from qtool.gguf import quantize as gguf_quantize
+from qtool.cuda.device import Device
 from qtool.gguf.importance.imatrix import read_importance
 from qtool.matrix import shared
 from qtool.quality import evaluate as evaluating
-from qtool.streaming.device import Device
+from qtool.quantizing.gguf import quantize as gguf_quantize
 from support.cuda.cuda_device import emulator
 from support.cuda.emulated_cuda import Cuda
 from support.cuda.emulated_gpu import cuda, gpu

@@ -17,11 +17,11 @@ from qtool.calibrating import placed
 from qtool.calibrating.sites import Tracer
 from qtool.calibrating.stats import NEEDS, collect
 from qtool.cuda import more_tasks, uploads
-from qtool.gguf import on_device
-from qtool.gguf.gptq import swept_site
+from qtool.cuda.device import Device, open_gpu
 from qtool.gguf.importance.imatrix import write_importance
 from qtool.quality import forward
-from qtool.streaming.device import Device, open_gpu
+from qtool.quantizing.gguf import on_device
+from qtool.quantizing.gguf.gptq import swept_site
 from qtool.streaming.skeleton import Skeleton
 from qtool.streaming.stream import InMemory, LoadedBlock
 from qtool.streaming.workers import Workers

@@ -9,10 +9,10 @@ import pytest
 
 from qtool.fitting import fit as module
 from qtool.fitting.fit import fit
-from qtool.gguf.recipe import GgufRecipe
+from qtool.recipe.gguf import GgufRecipe
 from qtool.recipe.recipe import load
-from qtool.runs.progress import Progress
 from qtool.schemas import text as schema_text
+from qtool.telling.progress import Progress
 from support.fitting.fitting_runs import SMALL, fitted, request, tiny
 from support.gguf import gguf_from_hf, gguf_models
 from support.places import ROOT
@@ -231,7 +231,7 @@ def test_costs_of_something_else_are_refused(tiny: Path, tmp_path: Path, call: C
 
 def test_losses_are_those_of_all_rows(tiny: Path, tmp_path: Path, monkeypatch: Any) -> None:
     """What a few pieces of a tensor tell is near to what all of it does."""
-    from qtool.fitting import sampled
+    from qtool.slopes import sampled
 
     every, some = tmp_path / "every.json", tmp_path / "some.json"
     fitted(tiny, tmp_path / "a.yaml", bits=4.5, costs=every)

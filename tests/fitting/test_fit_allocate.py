@@ -7,7 +7,7 @@ import pytest
 
 from qtool.fitting.allocate import Candidate, allocate
 from qtool.fitting.recipe_text import gguf_text
-from qtool.gguf.recipe import GgufRecipe
+from qtool.recipe.gguf import GgufRecipe
 from qtool.recipe.recipe import load, parse
 
 

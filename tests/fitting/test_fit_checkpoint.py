@@ -9,7 +9,7 @@ from qtool.checkpoints import structure
 from qtool.fitting.fit import fit
 from qtool.fitting.request import FitRequest, Fitted
 from qtool.recipe.recipe import Recipe, load
-from qtool.runs.progress import Progress
+from qtool.telling.progress import Progress
 from support.fitting.fitting_runs import SMALL, tiny, widths
 from support.runs import quantizing
 from support.runs.quantizing import Call

@@ -16,7 +16,7 @@ from qtool.fitting.costs import Costs
 from qtool.fitting.request import FitRequest
 from qtool.fitting.ways import Made, Ways
 from qtool.recipe.recipe import load
-from qtool.runs.program import VERSION
+from qtool.workspaces.program import VERSION
 
 NUMBERS, DENSE = 2999, 777  # weights; bytes that nothing is chosen for
 SIZES = {"a": {"3": 400, "8": 1000}, "b": {"3": 401, "8": 1000}}

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 
-from qtool.fitting.before import _chances
 from qtool.fitting.outside import kept_keys, remains, slopes_of
-from qtool.fitting.sampled import by_weight
-from qtool.fitting.slope import Slope, Slopes
-from qtool.planning.planned import Planned
+from qtool.planned import Planned
 from qtool.recipe.recipe import Recipe, load
 from qtool.scheme import Dense
+from qtool.slopes.before import _chances
+from qtool.slopes.sampled import by_weight
+from qtool.slopes.slope import Slope, Slopes
 from support.fitting.fitting_runs import SMALL, widths
 from support.runs.quantizing import Call, first_blocks_of_tiny
 
@@ -179,7 +179,7 @@ def test_rows_are_likely_as_often_as_they_are_asked_for() -> None:
 
 
 def test_pieces_speak_for_what_they_weigh(monkeypatch: pytest.MonkeyPatch) -> None:
-    from qtool.fitting import sampled
+    from qtool.slopes import sampled
 
     rows = np.random.default_rng(0).pareto(1.1, 4000)
     monkeypatch.setattr(sampled, "_PIECE", 64)

@@ -13,10 +13,10 @@ import pytest
 import qtool
 from qtool.errors import ResumeError, UnsupportedError
 from qtool.fitting import costs as kept
-from qtool.fitting import slopes
 from qtool.fitting.of_gguf import losses_of
 from qtool.fitting.request import Fitted
-from qtool.runs.journal import Journal
+from qtool.slopes import slopes
+from qtool.workspaces.journal import Journal
 from support.fitting.fitting_runs import SMALL, fitted, tiny
 from support.gguf import gguf_from_hf, gguf_models
 from support.runs import quantizing

@@ -9,9 +9,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from qtool.checkpoints.checkpoint import Checkpoint
-from qtool.fitting import slopes
 from qtool.hub import tiny_folder
 from qtool.recipe.file import Calibration
+from qtool.slopes import slopes
 from qtool.texts.calibration import calibration_tokens
 from support.fitting.slopes_by_hand import (
     TOKENS,
@@ -106,7 +106,7 @@ def test_threads_change_no_bit(
 ) -> None:
     """Of the head, where tokens are drawn, neither; with a micro-batch for each sample."""
     monkeypatch.setattr(slopes, "TOGETHER", TOKENS.shape[1])
-    monkeypatch.setattr("qtool.fitting.head.LOGITS", 7 * arch_models.VOCABULARY)
+    monkeypatch.setattr("qtool.slopes.head.LOGITS", 7 * arch_models.VOCABULARY)
     folder = folder_of(models, "llama")
     one, three = (measured(folder, tmp_path / f"out{n}", threads=n) for n in (1, 3))
     assert one.head is not None and three.head is not None

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from qtool.artifacts.artifact import Artifact
 from qtool.checkpoints.checkpoint import Checkpoint
-from qtool.cuda.reading import OnDevice
+from qtool.cuda.device import Device
+from qtool.quality.reading import OnDevice
 from qtool.quality.weights import open_weights
-from qtool.streaming.device import Device
 from qtool.verification.engines.rules import engine_findings
 from qtool.verification.run import verify_artifact
 from support.converting.converting import converted, first_block

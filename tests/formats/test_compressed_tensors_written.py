@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from qtool.errors import FormatError
+from qtool.float_codes import pack_nibbles
 from qtool.formats import Facts, compressed_tensors, detect
 from qtool.formats.compressed_tensors_config import chosen_group, named
-from qtool.formats.float_codes import pack_nibbles
 from qtool.inspecting.inspect import inspect
 from qtool.scheme import Scheme
 from support.formats.artifact_files import assert_same, random_quant

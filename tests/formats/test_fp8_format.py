@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from qtool import float_codes as codes_of
 from qtool.artifacts.artifact import Artifact
 from qtool.dequantize import dequantize
 from qtool.errors import FormatError, QtoolError, UnsupportedError
 from qtool.formats import Facts, bitsandbytes, detect, fp8, modelopt
-from qtool.formats import float_codes as codes_of
 from qtool.inspecting.inspect import inspect
 from qtool.scheme import GroupQuant, Scheme
 from support.formats.artifact_files import assert_same, random_quant

@@ -11,7 +11,7 @@ from qtool.artifacts.artifact import Artifact
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.checkpoints.fused_experts import apart, apart_as, fused_layers
 from qtool.errors import FormatError, RecipeError, SourceError, UnsupportedError
-from qtool.planning.asked import Asked, foresee
+from qtool.quantizing.plan import Asked, foresee
 from qtool.recipe.recipe import load
 from qtool.verification.run import verify_artifact
 from support.gguf import gguf_models

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from qtool.artifacts.artifact import Artifact, one_by_one
 from qtool.checkpoints.checkpoint import Checkpoint
+from qtool.float_codes import TABLES
 from qtool.formats import mxfp4, mxfp4_experts
 from qtool.formats.facts import Options
-from qtool.formats.float_codes import TABLES
-from qtool.planning.asked import Asked, foresee
+from qtool.quantizing.plan import Asked, foresee
 from qtool.recipe.recipe import load
 from qtool.scheme import GroupQuant
 from qtool.verification.run import verify_artifact
@@ -193,7 +193,7 @@ def test_dying_between_blocks(
     plain: Path, written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A block's parts of stacks are taken over as they lie in the files."""
-    from qtool.runs.journal import Journal
+    from qtool.workspaces.journal import Journal
 
     class Died(BaseException):
         pass
@@ -217,10 +217,10 @@ def test_dying_between_blocks(
 
 def test_from_a_gguf_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Experts that lie there in MXFP4 come back as they were."""
+    from qtool.converting import gguf_to_hf as gguf_convert
+    from qtool.converting.gguf_to_hf import checkpoint_folder
     from qtool.gguf.from_hf import source as from_hf
-    from qtool.gguf.to_hf import convert as gguf_convert
-    from qtool.gguf.to_hf.convert import checkpoint_folder
-    from qtool.runs.progress import Progress
+    from qtool.telling.progress import Progress
 
     monkeypatch.setattr(from_hf, "tokenizer_metadata", lambda *_, **__: {})
     monkeypatch.setattr(gguf_convert, "tokenizer_files", lambda _: {})
@@ -307,10 +307,10 @@ def test_statistics_and_importance_of_one_pass(
 ) -> None:
     """Experts one by one for `--stats`, and in one tensor for an importance matrix: the numbers of
     either alone."""
-    from qtool.calibrating.measure import ImportanceFile, calibrate, opened
     from qtool.gguf.from_hf import source as from_hf
+    from qtool.quantizing.calibrate import ImportanceFile, calibrate, opened
     from qtool.recipe.recipe import Calibration
-    from qtool.runs.progress import Progress
+    from qtool.telling.progress import Progress
 
     monkeypatch.setattr(from_hf, "tokenizer_metadata", lambda *_, **__: {})
     text = quantizing.text_file(tmp_path / "text.txt")

@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from qtool.artifacts.artifact import Artifact
-from qtool.converting.lost import activations
+from qtool.artifacts.lost import activations
 from qtool.dequantize import dequantize
 from qtool.diff.sides import part_of
 from qtool.errors import FormatError, RecipeError, UnsupportedError

@@ -177,8 +177,8 @@ class Config:
     def attempt(self, data: bytes) -> None:
         from qtool.artifacts.artifact import Artifact
         from qtool.gguf.from_hf.source import hf_source
-        from qtool.gguf.plan import make_gguf_plan
         from qtool.inspecting.inspect import inspection
+        from qtool.planning.gguf.plan import make_gguf_plan
         from qtool.planning.plan import make_plan
         from qtool.recipe.recipe import load
         from qtool.verification.run import verify_artifact

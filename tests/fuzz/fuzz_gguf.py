@@ -41,15 +41,15 @@ _RECIPES = ("q4_k_m", "q2_k", "iq2_xs", "f16", "q8_0")
 
 def use(file: "object") -> None:
     """What a model is taken for by every command that reads one; QtoolErrors are answers."""
+    from qtool.converting.gguf_to_hf import side_files
     from qtool.errors import QtoolError
     from qtool.formats.gguf_file import GgufFile
     from qtool.gguf.from_gguf import gguf_source
     from qtool.gguf.importance.measured import first_token
-    from qtool.gguf.plan import make_gguf_plan
-    from qtool.gguf.to_hf.convert import side_files
     from qtool.gguf.to_hf.model import hf_model
     from qtool.gguf.to_hf.weights import with_origins
     from qtool.gguf.tokenizer.files import tokenizer_files
+    from qtool.planning.gguf.plan import make_gguf_plan
 
     assert isinstance(file, GgufFile)
     try:
@@ -93,11 +93,11 @@ def _recipe(name: str) -> Any:
 def measured(seconds: float, seed: int, path: Path) -> None:
     """Wrong models only, and those that are accepted are run by transformers on a few tokens."""
     from qtool.errors import QtoolError
-    from qtool.gguf.importance.measure import measure_importance
     from qtool.gguf.open import open_source
     from qtool.gguf.to_hf.weights import gguf_weights
+    from qtool.quantizing.gguf.measure import measure_importance
     from qtool.recipe.recipe import Calibration
-    from qtool.runs.progress import Progress
+    from qtool.telling.progress import Progress
 
     choose = random.Random(seed)
     text = path.with_name("text.txt")
@@ -121,7 +121,7 @@ def measured(seconds: float, seed: int, path: Path) -> None:
 
 
 def _told(error: Exception) -> None:
-    from qtool.printable import printable
+    from qtool.telling.printable import printable
 
     message = printable(str(error))  # as main() shows it
     assert len(message) < 2000, message

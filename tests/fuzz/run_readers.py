@@ -75,10 +75,10 @@ class Journal:
 
         from qtool.formats.safetensors_file import StreamWriter, TensorSpec, plan_shards
         from qtool.native.sums import checksum
-        from qtool.runs.journal import Journal as Real
         from qtool.runs.outcome import Outcome
         from qtool.runs.resume import commit
-        from qtool.runs.summary import ExpertReport, LayerReport
+        from qtool.workspaces.journal import Journal as Real
+        from qtool.workspaces.summary import ExpertReport, LayerReport
 
         self.folder = folder
         self.by_block: dict[int | None, list[Any]] = {
@@ -150,10 +150,10 @@ class Journal:
         from types import SimpleNamespace
 
         from qtool.runs import resume
-        from qtool.runs.journal import Journal as Real
         from qtool.runs.sink import Sink
         from qtool.streaming import hidden
         from qtool.streaming.workers import Workers
+        from qtool.workspaces.journal import Journal as Real
 
         text, _, states = data.partition(self._CUT)
         path = self.folder / "journal"

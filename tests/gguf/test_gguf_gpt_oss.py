@@ -7,19 +7,19 @@ import numpy as np
 import pytest
 
 from qtool import native_gguf
-from qtool.calibrating.measure import calibrate, opened
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import FormatError, QtoolError, UnsupportedError
 from qtool.formats.gguf_file import GgufFile
 from qtool.formats.safetensors_header import TensorInfo
 from qtool.gguf.from_hf.expert_rows import biases, packed_rows
 from qtool.gguf.from_hf.source import hf_source
-from qtool.gguf.quantize import run_gguf
-from qtool.gguf.request import GgufRequest
 from qtool.gguf.source import SourceTensor, as_floats
 from qtool.gguf_types import block_type
+from qtool.quantizing.calibrate import calibrate, opened
+from qtool.quantizing.gguf.quantize import run_gguf
 from qtool.recipe.recipe import Calibration, load
-from qtool.runs.progress import Progress
+from qtool.runs.gguf_request import GgufRequest
+from qtool.telling.progress import Progress
 from support.gguf import gguf_from_hf, gguf_models
 from support.gguf.families import sparse
 from support.gguf.gguf_from_hf import without_tokenizers

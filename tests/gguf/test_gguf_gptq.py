@@ -13,20 +13,20 @@ from qtool.calibrating.placed import Passage
 from qtool.errors import FormatError, SourceError, UnsupportedError
 from qtool.formats.gguf_file import GgufFile
 from qtool.formats.gguf_values import Kind
-from qtool.gguf.gptq import sweeping, swept_site
-from qtool.gguf.gptq.sweeping import Sweeping
 from qtool.gguf.importance.imatrix import Importance
 from qtool.gguf.inspect import GgufInspection
 from qtool.gguf.inspect_text import summary
 from qtool.gguf.open import open_source
-from qtool.gguf.plan import make_gguf_plan
-from qtool.gguf.recipe import GgufRecipe
-from qtool.gguf.scaling import Scaling
+from qtool.planning.gguf.plan import make_gguf_plan
+from qtool.quantizing.gguf.gptq import sweeping, swept_site
+from qtool.quantizing.gguf.gptq.sweeping import Sweeping
+from qtool.quantizing.gguf.scaling import Scaling
 from qtool.recipe import recipe as recipes
+from qtool.recipe.gguf import GgufRecipe
 from qtool.report.again import commands
 from qtool.reproduce.run import Asked, reproduce
-from qtool.runs.summary import OUTPUTS, WEIGHTS
 from qtool.verification.run import verify_artifact
+from qtool.workspaces.summary import OUTPUTS, WEIGHTS
 from support.gguf import gguf_from_hf, gguf_models
 from support.gguf.gguf_bytes import Gguf, entry
 from support.gguf.gguf_runs import QUIET, begun_once, sets, without_tokenizers, write

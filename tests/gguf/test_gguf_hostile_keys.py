@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 
-import qtool.calibrating.measure
-import qtool.quality.evaluate  # noqa: F401 (imported here, no command takes time for it)
 from qtool.formats.gguf_values import Kind
 from support.gguf import gguf_small
 from support.gguf.gguf_small import Keys, Tensors

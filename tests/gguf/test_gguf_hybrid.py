@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from qtool.checkpoints.checkpoint import Checkpoint
+from qtool.checkpoints.hf_config import complete
 from qtool.errors import QtoolError, UnsupportedError
 from qtool.formats.gguf_values import Kind, Value, array, u32
 from qtool.gguf.architectures import TABLE, prediction
 from qtool.gguf.architectures.linear_attention import is_linear
 from qtool.gguf.architectures.sizes import SIZES
-from qtool.gguf.from_hf.hf_config import complete
 from qtool.gguf.from_hf.source import hf_source
 from qtool.gguf.from_hf.value_maps import MINUS_EXP
 from qtool.gguf.to_hf.model import hf_model

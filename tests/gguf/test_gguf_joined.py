@@ -11,10 +11,10 @@ from qtool.errors import FormatError
 from qtool.gguf.architectures.modules import Module
 from qtool.gguf.from_hf.cuts import Cut
 from qtool.gguf.from_hf.row_maps import EVEN_ROWS, FIRST_HALF, ODD_ROWS, SECOND_HALF, RowMap, Rows
-from qtool.gguf.mixture_table import TYPES
 from qtool.gguf.source import SourceTensor, as_floats
 from qtool.gguf.to_hf.joined import Part, joined
 from qtool.gguf_types import F32
+from qtool.mixtures.table import TYPES
 
 _Q4 = TYPES["Q4_0"]
 

@@ -11,8 +11,8 @@ from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import QtoolError, UnsupportedError
 from qtool.gguf.from_hf import source as from_hf
 from qtool.gguf.from_hf.source import hf_source
-from qtool.gguf.plan import make_gguf_plan
-from qtool.gguf.recipe import GgufRecipe
+from qtool.planning.gguf.plan import make_gguf_plan
+from qtool.recipe.gguf import GgufRecipe
 from qtool.recipe.recipe import load
 from support.gguf import gguf_models
 from support.gguf.gguf_from_hf import without_tokenizers

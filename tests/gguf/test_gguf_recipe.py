@@ -7,10 +7,10 @@ import sys
 import pytest
 
 from qtool.errors import RecipeError
-from qtool.gguf.mixture_table import FILE_TYPES, TYPES
-from qtool.gguf.mixtures import needs_importance
-from qtool.gguf.recipe import GgufRecipe
+from qtool.mixtures.rules import needs_importance
+from qtool.mixtures.table import FILE_TYPES, TYPES
 from qtool.recipe import recipe
+from qtool.recipe.gguf import GgufRecipe
 
 MINIMAL = "format: gguf\ntype: q4_k_m\n"
 SHIPPED = {name.lower() for name in FILE_TYPES}

@@ -14,16 +14,16 @@ from qtool.errors import RecipeError, UnsupportedError
 from qtool.formats.gguf_file import GgufFile
 from qtool.gguf.from_hf.source import hf_source
 from qtool.gguf.open import open_source, open_view
-from qtool.gguf.plan import make_gguf_plan
-from qtool.gguf.quantize import run_gguf
-from qtool.gguf.recipe import GgufRecipe
-from qtool.gguf.request import GgufRequest
-from qtool.gguf.scaling import Scaling
 from qtool.gguf.to_hf.weights import gguf_weights
 from qtool.planning.duration import STARTUP_SECONDS
 from qtool.planning.estimate import PROVING_PROCESS_BYTES
+from qtool.planning.gguf.plan import make_gguf_plan
+from qtool.quantizing.gguf.quantize import run_gguf
+from qtool.quantizing.gguf.scaling import Scaling
 from qtool.recipe import recipe as recipes
+from qtool.recipe.gguf import GgufRecipe
 from qtool.reproduce.run import Asked, reproduce
+from qtool.runs.gguf_request import GgufRequest
 from qtool.transforms.rotated import Rotated
 from qtool.transforms.scaled import Factor, Scaled, check_fits, from_json, record_of, to_json
 from qtool.verification.finding import Verdict
@@ -182,7 +182,7 @@ def test_what_is_damaged_is_done_again(
     folder = tmp_path / ".out.partial"
     assert (folder / "importance-0").is_file()
     if what == "scales":  # a line with a right checksum that is none of ours
-        monkeypatch.setattr("qtool.gguf.scaling.from_json", _refuse(1))
+        monkeypatch.setattr("qtool.quantizing.gguf.scaling.from_json", _refuse(1))
     else:
         damage(folder / what, (folder / what).stat().st_size // 2)
     write(model, out, *chosen)

@@ -23,14 +23,14 @@ from qtool.formats.gguf_writer import GgufWriter, TensorSpec, lay_out
 from qtool.gguf.inspect import tensor_detail
 from qtool.gguf.inspect_text import detail_lines
 from qtool.gguf.open import open_source
-from qtool.gguf.plan import make_gguf_plan
-from qtool.gguf.quantize import run_gguf
-from qtool.gguf.request import GgufRequest
 from qtool.gguf.second_scales import with_scales
 from qtool.gguf.source import as_floats
 from qtool.gguf.to_hf.weights import gguf_weights
 from qtool.gguf_types import BY_NAME, F32, BlockType
+from qtool.planning.gguf.plan import make_gguf_plan
+from qtool.quantizing.gguf.quantize import run_gguf
 from qtool.recipe.recipe import load
+from qtool.runs.gguf_request import GgufRequest
 from qtool.verification.finding import Verdict
 from qtool.verification.run import verify_artifact
 from support.converting.converting import converted, first_block, run, types

@@ -7,10 +7,10 @@ import pytest
 from numpy.typing import NDArray
 
 from qtool import native_gguf
-from qtool.gguf.gptq import sweep
 from qtool.gguf.gptq.levels import SWEPT, together
 from qtool.gguf_types import BY_NAME, BlockType
 from qtool.methods import gptq
+from qtool.quantizing.gguf.gptq import sweep
 from support.kernels.hessians import hessian, trace_error
 
 

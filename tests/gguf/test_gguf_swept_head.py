@@ -15,21 +15,21 @@ from transformers import AutoModelForCausalLM
 from qtool import native_gguf
 from qtool.calibrating.stats import SiteStats
 from qtool.checkpoints.checkpoint import Checkpoint
+from qtool.converting.gguf_to_hf import convert_to_hf
 from qtool.converting.resume import at_once
 from qtool.formats.gguf_file import GgufFile
-from qtool.gguf.gptq import sweep, sweeping
 from qtool.gguf.gptq.levels import together
-from qtool.gguf.importance import measure
-from qtool.gguf.kinds import HEAD
 from qtool.gguf.open import open_source, open_view
-from qtool.gguf.to_hf.convert import convert_to_hf
 from qtool.gguf_types import BY_NAME
 from qtool.methods import gptq
+from qtool.mixtures.kinds import HEAD
+from qtool.quantizing.gguf import measure
+from qtool.quantizing.gguf.gptq import sweep, sweeping
 from qtool.recipe import recipe as recipes
-from qtool.runs.summary import OUTPUTS
 from qtool.texts.calibration import Calibration
 from qtool.transforms import rotate
 from qtool.verification.run import verify_artifact
+from qtool.workspaces.summary import OUTPUTS
 from support.gguf import gguf_from_hf
 from support.gguf.gguf_runs import QUIET, sets, without_tokenizers, write
 from support.models.small_models import checkpoint, models

@@ -11,18 +11,18 @@ import pytest
 
 from qtool import native_gguf
 from qtool.checkpoints.checkpoint import Checkpoint
+from qtool.converting import gguf_to_hf as convert
 from qtool.converting.resume import at_once
 from qtool.errors import FormatError, QtoolError, UnsupportedError
 from qtool.formats.gguf_values import Value, f32, string, u32
 from qtool.gguf.architectures import TABLE
 from qtool.gguf.source import GgufSource, SourceTensor, as_floats
-from qtool.gguf.to_hf import convert
 from qtool.gguf.to_hf.keys import OF_SIGHT
 from qtool.gguf.to_hf.model import hf_model
 from qtool.gguf.to_hf.weights import gguf_weights
 from qtool.gguf_types import F32, block_type
 from qtool.native import floats
-from qtool.runs.progress import Progress
+from qtool.telling.progress import Progress
 from support.gguf import gguf_models
 from support.gguf.families import hybrid, newest, remote, sparse, states
 from support.gguf.gguf_to_hf import bytes_of, keys_of, source_of, without_tokenizers

@@ -10,15 +10,15 @@ from qtool import native_gguf
 from qtool.errors import UnsupportedError
 from qtool.formats.gguf_file import GgufFile
 from qtool.gguf.gptq.levels import SWEPT
-from qtool.gguf.gptq.tuned_blocks import FIELDS, BlockMatrix
 from qtool.gguf.inspect import GgufInspection
 from qtool.gguf.inspect_text import summary
 from qtool.gguf.open import open_source
-from qtool.gguf.plan import make_gguf_plan
-from qtool.gguf.recipe import GgufRecipe
 from qtool.gguf_types import BY_NAME
 from qtool.methods import tune
+from qtool.planning.gguf.plan import make_gguf_plan
+from qtool.quantizing.gguf.gptq.tuned_blocks import FIELDS, BlockMatrix
 from qtool.recipe import recipe as recipes
+from qtool.recipe.gguf import GgufRecipe
 from qtool.verification.run import verify_artifact
 from support.gguf import gguf_from_hf
 from support.gguf.gguf_runs import begun_once, sets, without_tokenizers, write

@@ -16,8 +16,8 @@ from qtool.formats.gguf_file import GgufFile
 from qtool.formats.gguf_values import Kind, Value, array, boolean, f32, i32, string, strings, u32
 from qtool.formats.gguf_writer import GgufWriter, TensorSpec, lay_out
 from qtool.gguf_types import BY_NAME, F16, F32
-from qtool.runs import staging
-from qtool.runs.staging import staged_file
+from qtool.workspaces import staging
+from qtool.workspaces.staging import staged_file
 from support.gguf import gguf_files
 
 METADATA = {

@@ -11,19 +11,19 @@ import torch
 from numpy.typing import NDArray
 
 import qtool.tiny
-from qtool.calibrating import measure
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import SourceError
 from qtool.formats.gguf_values import Value, boolean, string, u32
 from qtool.formats.safetensors_file import read_header
 from qtool.gguf.from_hf import source as from_hf
 from qtool.gguf.importance.imatrix import Importance, read_importance, write_importance
-from qtool.gguf.importance.measure import measure_importance
 from qtool.gguf.importance.measured import first_token
 from qtool.gguf.source import GgufSource, SourceTensor
 from qtool.gguf_types import F16
+from qtool.quantizing import calibrate as measure
+from qtool.quantizing.gguf.measure import measure_importance
 from qtool.recipe.recipe import Calibration
-from qtool.runs.progress import Progress
+from qtool.telling.progress import Progress
 from qtool.texts.calibration import calibration_tokens
 from support.gguf import gguf_from_hf, gguf_models
 from support.runs import quantizing

@@ -153,7 +153,7 @@ def timed(first: int = 0, before: int = 0) -> None:
     that then the others are timed by another one; where so many were before, none are."""
     import torch
 
-    from qtool.cuda.bench import bench, cases_named
+    from qtool.benching.cuda import bench, cases_named
 
     failed = first > 0
     named = {case.name: case for pattern in TIMED for case in cases_named(pattern)}

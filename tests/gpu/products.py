@@ -31,8 +31,9 @@ from unittest.mock import patch
 import torch
 from tried import COLUMNS, NAMES, Kernel, compiled, kernels_of
 
-from qtool.cuda import bench, more_tasks, running
-from qtool.cuda.bench_cases import GROUP, LLAMA, TOGETHER
+from qtool.benching import cuda as bench
+from qtool.benching.cuda_cases import GROUP, LLAMA, TOGETHER
+from qtool.cuda import more_tasks, running
 from qtool.cuda.tasks import Task, ceil
 from qtool.gguf_types import BY_NAME
 

@@ -12,13 +12,13 @@ import pytest
 from typer.testing import CliRunner
 
 from qtool import hub
+from qtool.cards import serve
+from qtool.cards.llama_cpp import names_for
+from qtool.cards.serve import command, next_lines
 from qtool.cli.main import app
 from qtool.errors import SourceError
-from qtool.homes import serve
 from qtool.homes.hub_cache import newest_snapshot, repository_of
-from qtool.homes.llama_cpp import names_for
 from qtool.homes.ollama import create_line, modelfile_text, stored_model
-from qtool.homes.serve import command, next_lines
 from support.gguf import gguf_files
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

@@ -10,11 +10,11 @@ import pytest
 from typer.testing import CliRunner
 
 from qtool import api, hub
+from qtool.cards.card import parts
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.cli.main import app
 from qtool.errors import SourceError
-from qtool.hub.card import parts
-from qtool.runs.embedded import read
+from qtool.provenance.embedded import read
 from support.hub import hub_server
 from support.hub.hub_here import hub_here
 from support.models import header_files

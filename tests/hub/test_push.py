@@ -10,9 +10,9 @@ from jsonschema import Draft202012Validator
 from typer.testing import CliRunner
 
 from qtool import hub, schemas
+from qtool.cards.card import parts, with_quality
 from qtool.cli.main import app
 from qtool.errors import QtoolError
-from qtool.hub.card import parts, with_quality
 from support.hub import hub_server
 from support.hub.hub_here import hub_here
 

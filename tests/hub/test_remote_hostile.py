@@ -11,8 +11,9 @@ from typer.testing import CliRunner
 from qtool.cli.main import app
 from qtool.errors import SourceError
 from qtool.formats.safetensors_file import INDEX_NAME
-from qtool.remote import answers, ranges
+from qtool.hub import answers
 from qtool.remote import open as remote_open
+from qtool.remote import ranges
 from support.hub import range_server
 from support.hub.range_server import Handler, RangeServer, Virtual, as_json, whole
 from support.hub.remote_models import SAFETENSORS, SMALL, refusal, run, server

@@ -9,14 +9,16 @@ import pytest
 import yaml
 
 from qtool import __version__, hub
+from qtool.cards import modelcard
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.methods import rtn
 from qtool.planning.plan import make_plan
+from qtool.provenance import provenance
 from qtool.recipe.recipe import Recipe, load
-from qtool.runs import each_tensor, modelcard, provenance
+from qtool.runs import each_tensor
 from qtool.runs.outcome import Outcome
-from qtool.runs.summary import LayerReport
 from qtool.scheme import Scheme
+from qtool.workspaces.summary import LayerReport
 from support.models import header_files
 
 LAYERS = [

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from qtool.formats.float_codes import TABLES
+from qtool.float_codes import TABLES
 from qtool.native import small_floats
 from qtool.native.small_floats import Tries
 from support.kernels import small_float_definitions as define

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from qtool.formats.float_codes import TABLES
+from qtool.float_codes import TABLES
 from qtool.gguf_types import TENSOR_TYPES
-from qtool.quality import activations
+from qtool.methods import activations
 from qtool.quality.engine_inputs import of_block_type
 from qtool.quality.rounded_inputs import RoundedInputs
 from qtool.streaming.turning import turned

@@ -18,22 +18,22 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from qtool.artifacts.artifact import Artifact
-from qtool.formats.float_codes import TABLES, encode
+from qtool.float_codes import TABLES, encode
 from qtool.formats.gguf_file import GgufFile
 from qtool.gguf.open import open_source
-from qtool.gguf.quantize import run_gguf
-from qtool.gguf.request import GgufRequest
 from qtool.gguf.to_hf.weights import gguf_weights
 from qtool.hub import tiny_folder
 from qtool.quality.engine_inputs import activations as of_weights
 from qtool.quality.forward import forward
 from qtool.quality.rounded_inputs import RoundedInputs
 from qtool.quality.weights import open_weights
+from qtool.quantizing import pipeline
+from qtool.quantizing.gguf.quantize import run_gguf
 from qtool.recipe.recipe import load
-from qtool.runs import pipeline
-from qtool.runs.progress import Progress
+from qtool.runs.gguf_request import GgufRequest
 from qtool.runs.request import Request
 from qtool.streaming.skeleton import Skeleton
+from qtool.telling.progress import Progress
 from support.gguf import gguf_from_hf
 from support.models import arch_models
 from support.runs import quantizing

@@ -18,13 +18,14 @@ from qtool.hub import tiny_folder
 from qtool.methods.rtn import ON_CPU
 from qtool.planning.plan import make_plan
 from qtool.planning.shapes import CACHED_AT_ONCE
+from qtool.quantizing import pipeline
 from qtool.recipe.recipe import load
-from qtool.runs import by_rows, each_tensor, pipeline
+from qtool.runs import by_rows, each_tensor
 from qtool.runs import sink as sink_module
-from qtool.runs.progress import Progress
 from qtool.runs.sink import Sink
 from qtool.scheme import Scheme
 from qtool.streaming.weights import rows_of
+from qtool.telling.progress import Progress
 from support.models import header_files
 from support.runs.quantizing import files, quantize
 

@@ -12,19 +12,19 @@ from qtool.calibrating.sites import Tracer
 from qtool.calibrating.stats import collect
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.checkpoints.fused_experts import apart
-from qtool.fitting.slope import Slopes
-from qtool.fitting.slopes import measure
 from qtool.gguf.from_hf.source import hf_source
 from qtool.gguf.open import open_source
 from qtool.gguf.source import as_floats
 from qtool.recipe.recipe import load
-from qtool.runs.progress import Progress
-from qtool.runs.summary import OUTPUTS
-from qtool.runs.workspace import workspace
+from qtool.slopes.slope import Slopes
+from qtool.slopes.slopes import measure
 from qtool.streaming.linears import Matrix, ObserveLinears, WeightIndex
 from qtool.streaming.skeleton import Skeleton
 from qtool.streaming.workers import Workers
+from qtool.telling.progress import Progress
 from qtool.texts.calibration import calibration_tokens
+from qtool.workspaces.summary import OUTPUTS
+from qtool.workspaces.workspace import workspace
 from support.fitting.slopes_by_hand import likeliest, measured, ways_of
 from support.gguf import gguf_models
 from support.gguf.gguf_runs import fed_blocks, without_tokenizers, write

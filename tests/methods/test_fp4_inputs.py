@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
 from qtool.artifacts.artifact import Artifact
-from qtool.formats.float_codes import TABLES
+from qtool.float_codes import TABLES
 from qtool.hub import tiny_folder
-from qtool.quality import activations
+from qtool.methods import activations
 from qtool.quality.engine_inputs import declared
 from qtool.recipe.recipe import load
 from qtool.texts.calibration import calibration_tokens

@@ -22,10 +22,10 @@ from qtool.errors import SourceError
 from qtool.planning.experts import as_quantized
 from qtool.planning.plan import make_plan
 from qtool.recipe.recipe import load
-from qtool.runs.progress import Progress
-from qtool.runs.summary import OUTPUTS, WEIGHTS
 from qtool.streaming.skeleton import Skeleton
+from qtool.telling.progress import Progress
 from qtool.verification.run import verify_artifact
+from qtool.workspaces.summary import OUTPUTS, WEIGHTS
 from support.gguf import gguf_models
 from support.models import arch_models, header_files
 from support.models.transposed_experts import transposed

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 import qtool
-from qtool.calibrating.originals import Originals
+from qtool.blockwise.originals import Originals
 from qtool.calibrating.pairs import collect_pair
 from qtool.calibrating.placed import Passage, placed_block
 from qtool.calibrating.sites import Site, Tracer

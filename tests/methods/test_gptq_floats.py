@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from qtool import small_floats
 from qtool.artifacts.artifact import Artifact
 from qtool.checkpoints.checkpoint import Checkpoint
-from qtool.formats.float_codes import E8M0, LARGEST, TABLES
-from qtool.formats.float_codes import nearest as nearest_numbers
+from qtool.float_codes import E8M0, LARGEST, TABLES
+from qtool.float_codes import nearest as nearest_numbers
 from qtool.methods import gptq, rtn
 from qtool.recipe.recipe import load
 from qtool.scheme import GroupQuant, Scheme
@@ -45,7 +45,7 @@ def test_numbers_are_those_of_the_codes(book: str) -> None:
         [numbers, middles, np.nextafter(middles, np.float32(0)), np.nextafter(middles, ordered[1:]),
          rng.standard_normal(10_000) * LARGEST[book], [np.inf, -np.inf, 1e-45, -1e-45]]
     ).astype(np.float32)  # fmt: skip
-    from qtool.formats.float_codes import encode
+    from qtool.float_codes import encode
 
     found = nearest_numbers(values, book)
     assert found.tobytes() == TABLES[book][encode(values, book)].tobytes()

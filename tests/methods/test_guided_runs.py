@@ -9,17 +9,17 @@ import torch
 
 from qtool.calibrating import guidance
 from qtool.calibrating.guidance import Guidance
-from qtool.calibrating.measure import calibrate
 from qtool.calibrating.placed import Passage
 from qtool.calibrating.sites import Tracer
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.formats.gguf_file import GgufFile
-from qtool.gguf.importance import kept_importance
 from qtool.methods import gptq
+from qtool.quantizing.calibrate import calibrate
+from qtool.quantizing.gguf import kept_importance
 from qtool.recipe.recipe import load
-from qtool.runs.progress import Progress
 from qtool.streaming.skeleton import Skeleton
 from qtool.streaming.workers import Workers
+from qtool.telling.progress import Progress
 from qtool.texts.calibration import calibration_tokens
 from qtool.verification.run import verify_artifact
 from support.calibrating.recorded_inputs import recorded

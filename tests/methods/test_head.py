@@ -22,11 +22,11 @@ from qtool.planning.fit import format_options
 from qtool.planning.plan import make_plan
 from qtool.recipe.recipe import load
 from qtool.runs import by_rows
-from qtool.runs.journal import Journal
 from qtool.scheme import Dropped, Scheme
 from qtool.verification.engines.head import length_refused
 from qtool.verification.engines.rules import engine_findings
 from qtool.verification.matrix import _hole
+from qtool.workspaces.journal import Journal
 from support.formats.header_artifacts import FLOATS, group_config, stored
 from support.models import header_files
 from support.planning.planning import plan_of, quantized

@@ -12,22 +12,22 @@ from safetensors.torch import load_file, save_file
 from transformers import conversion_mapping, core_model_loading
 from transformers.core_model_loading import Concatenate, Split
 
+from qtool.blockwise.row_feedback import Feedback
 from qtool.calibrating.placed import Passage, placed_block
-from qtool.calibrating.row_feedback import Feedback
 from qtool.calibrating.sites import Tracer
 from qtool.checkpoints.checkpoint import Checkpoint
+from qtool.cuda.device import Device
 from qtool.errors import UnsupportedError
-from qtool.fitting.slopes import _named
-from qtool.fitting.sums import Seen, Sums
 from qtool.generating.ready import ready
 from qtool.quality.engine_inputs import activations
 from qtool.quality.forward import forward
 from qtool.quality.weights import open_weights
-from qtool.runs.progress import Progress
-from qtool.streaming.device import Device
+from qtool.slopes.slopes import _named
+from qtool.slopes.sums import Seen, Sums
 from qtool.streaming.joined_rows import Joined, RowsOf
 from qtool.streaming.skeleton import Skeleton
 from qtool.streaming.workers import Workers
+from qtool.telling.progress import Progress
 from qtool.transforms import learned_rows
 from support.cuda.cuda_device import device, emulator
 from support.fitting.slopes_by_hand import measured

@@ -10,13 +10,13 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from qtool.artifacts.artifact import Artifact
+from qtool.artifacts.cache_scales import attention_of
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.converting.from_artifact import artifact_model
 from qtool.errors import FormatError, RecipeError, UnsupportedError
 from qtool.inspecting.inspect import inspect
-from qtool.planning.cache import attention_of
+from qtool.methods import activations
 from qtool.planning.plan import make_plan
-from qtool.quality import activations
 from qtool.quality.engine_inputs import declared
 from qtool.recipe import recipe as recipes
 from qtool.streaming.skeleton import Skeleton

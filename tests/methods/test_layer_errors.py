@@ -13,20 +13,20 @@ from safetensors.torch import load_file, save_file
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import FormatError, QtoolError
 from qtool.formats.safetensors_file import from_float32
-from qtool.gguf.quantize import run_gguf
-from qtool.gguf.request import GgufRequest
 from qtool.gguf_types import BY_NAME
 from qtool.hub import tiny_folder
 from qtool.methods import rtn
+from qtool.quantizing.gguf.quantize import run_gguf
+from qtool.quantizing.pipeline import run
 from qtool.recipe.recipe import Recipe, load
 from qtool.runs import layer_errors
+from qtool.runs.gguf_request import GgufRequest
 from qtool.runs.layer_errors import checked, explained
-from qtool.runs.pipeline import run
-from qtool.runs.progress import Progress
 from qtool.runs.request import Request
-from qtool.runs.summary import LayerReport, Summary
 from qtool.scheme import Scheme
+from qtool.telling.progress import Progress
 from qtool.verification.run import verify_artifact
+from qtool.workspaces.summary import LayerReport, Summary
 from support.runs.quantizing import first_block_of_tiny
 
 ODD = "model.layers.2.mlp.up_proj.weight"

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from qtool.artifacts.artifact import Artifact
 from qtool.errors import FormatError
-from qtool.formats.float_codes import TABLES, encode
+from qtool.float_codes import TABLES, encode
 from qtool.quality.engine_inputs import declared
 
 LAYER = "model.layers.0.self_attn.k_proj"

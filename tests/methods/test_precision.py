@@ -14,15 +14,16 @@ import torch.nn.functional as F
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from qtool.calibrating import guidance, head, placed, row_feedback
+from qtool.blockwise import head, row_feedback
+from qtool.calibrating import guidance, placed
 from qtool.calibrating.stats_file import StatsFile
-from qtool.fitting import slopes
 from qtool.methods import gptq
-from qtool.runs import embedded
-from qtool.runs.progress import Progress
+from qtool.provenance import embedded
+from qtool.slopes import slopes
 from qtool.streaming import precision
 from qtool.streaming.precision import has_bfloat16, products_in, settled
 from qtool.streaming.skeleton import Skeleton
+from qtool.telling.progress import Progress
 from qtool.texts.calibration import Calibration
 from qtool.transforms import awq, chain
 from support.methods.precise_runs import ASKED, SMALL, now

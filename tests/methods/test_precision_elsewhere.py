@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from qtool.calibrating import row_feedback
-from qtool.calibrating.row_rounding import RowFactor
+from qtool.blockwise import row_feedback
+from qtool.blockwise.row_rounding import RowFactor
 from qtool.errors import FormatError
 from qtool.fitting.costs import precision_of
-from qtool.runs import embedded
+from qtool.provenance import embedded
 from qtool.streaming import precision
 from qtool.streaming.precision import has_bfloat16, products_in
 from support.inspecting.reported_again import again
@@ -72,7 +72,7 @@ def test_a_matrix_takes_up_statistics_of_the_same_products(
 ) -> None:
     from qtool.matrix import shared
     from qtool.matrix.cells import cells
-    from qtool.runs.progress import Progress
+    from qtool.telling.progress import Progress
 
     def taken_up(*sets: str) -> bool:
         (cell,) = cells(["w4g32-gptq"], here / "m", sets, share=True, error_aware=False)

@@ -9,11 +9,11 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from qtool.calibrating import row_rounding
-from qtool.calibrating.row_rounding import RowFactor, round_rows
-from qtool.gguf.gptq import in_block, swept_site
+from qtool.blockwise import row_rounding
+from qtool.blockwise.row_rounding import RowFactor, round_rows
+from qtool.cuda.device import Device
 from qtool.methods.tiles import in_turn
-from qtool.streaming.device import Device
+from qtool.quantizing.gguf.gptq import in_block, swept_site
 from qtool.streaming.workers import Workers
 from support.cuda.cuda_device import device, emulator
 

@@ -9,16 +9,16 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
-from qtool.calibrating import row_feedback, row_rounding
-from qtool.calibrating.measure import calibrate
+from qtool.blockwise import row_feedback, row_rounding
 from qtool.calibrating.stats import MIN_EXPERT_TOKENS
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import UnsupportedError
-from qtool.fitting.ends import Ends
 from qtool.formats.gguf_file import GgufFile
+from qtool.quantizing.calibrate import calibrate
 from qtool.recipe.recipe import load
-from qtool.runs.progress import Progress
+from qtool.slopes.ends import Ends
 from qtool.streaming.workers import Workers
+from qtool.telling.progress import Progress
 from qtool.verification.run import verify_artifact
 from support.gguf import gguf_from_hf
 from support.gguf.gguf_runs import goes_on, without_tokenizers, write

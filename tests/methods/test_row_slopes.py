@@ -11,15 +11,15 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
+from qtool.blockwise.row_feedback import Feedback, _groups
+from qtool.blockwise.row_rounding import RowFactor
 from qtool.calibrating.placed import Passage
-from qtool.calibrating.row_feedback import Feedback, _groups
-from qtool.calibrating.row_rounding import RowFactor
 from qtool.calibrating.sites import Tracer
-from qtool.fitting.ends import Ends
-from qtool.runs.workspace import Workspace, workspace
+from qtool.slopes.ends import Ends
 from qtool.streaming.linears import Matrix
 from qtool.streaming.skeleton import MICRO_BATCH_TOKENS
 from qtool.streaming.workers import Workers
+from qtool.workspaces.workspace import Workspace, workspace
 from support.fitting.slopes_of_outputs import QUIET, measured
 from support.gguf import gguf_models
 from support.gguf.gguf_runs import STREAMED, streamed

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.checkpoints.fused_experts import apart
 from qtool.checkpoints.single_experts import single_experts, stacked
-from qtool.checkpoints.source import opened
+from qtool.converting.source import opened
 from qtool.errors import SourceError
 from qtool.quality.weights import open_weights
 from qtool.verification.run import verify_artifact

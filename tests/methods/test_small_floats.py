@@ -11,7 +11,7 @@ import qtool.tiny
 from qtool import small_floats
 from qtool.artifacts.artifact import Artifact
 from qtool.dequantize import dequantize
-from qtool.formats.float_codes import LARGEST, TABLES
+from qtool.float_codes import LARGEST, TABLES
 from qtool.methods import rtn
 from qtool.recipe.recipe import load
 from qtool.runs.each_tensor import frobenius_error

@@ -12,7 +12,7 @@ from qtool import grid
 from qtool.artifacts.artifact import Artifact
 from qtool.calibrating import ranges
 from qtool.errors import RecipeError, UnsupportedError
-from qtool.quality import activations
+from qtool.methods import activations
 from qtool.quality.engine_inputs import activations as of_weights
 from qtool.quality.weights import open_weights
 from qtool.recipe import recipe

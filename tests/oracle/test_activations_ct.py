@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from qtool.artifacts.artifact import Artifact
-from qtool.quality import activations
-from qtool.quality.activations import Rounding
+from qtool.methods import activations
+from qtool.methods.activations import Rounding
 from qtool.quality.engine_inputs import declared
 
 pytestmark = pytest.mark.oracle

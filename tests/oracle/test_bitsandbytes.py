@@ -14,9 +14,9 @@ from qtool.artifacts.artifact import Artifact
 from qtool.quality.engine_inputs import activations
 from qtool.quality.forward import forward
 from qtool.quality.weights import open_weights
-from qtool.runs.progress import Progress
 from qtool.streaming.skeleton import Skeleton
 from qtool.streaming.workers import Workers
+from qtool.telling.progress import Progress
 
 pytestmark = pytest.mark.oracle
 

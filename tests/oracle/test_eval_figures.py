@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from qtool.native.library import default_threads
 from qtool.quality.evaluate import Protocol, evaluate
-from qtool.runs.progress import Progress
+from qtool.telling.progress import Progress
 from qtool.texts.source import default_text
 
 pytestmark = [pytest.mark.oracle, pytest.mark.slow]

@@ -16,7 +16,7 @@ import pytest
 from oracle import llama_quantize
 
 from qtool.gguf.importance.imatrix import write_importance
-from qtool.gguf.recipe import GgufRecipe
+from qtool.recipe.gguf import GgufRecipe
 from qtool.recipe.recipe import load, shipped
 from support.gguf import gguf_files
 

@@ -21,8 +21,8 @@ from qtool.quality import metrics
 from qtool.quality.engine_inputs import activations
 from qtool.quality.forward import forward
 from qtool.quality.weights import open_weights
-from qtool.runs.progress import Progress
 from qtool.streaming.skeleton import Skeleton
+from qtool.telling.progress import Progress
 
 pytestmark = [pytest.mark.oracle, pytest.mark.slow]
 

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 import qtool
+from qtool.cards.planned_view import planned_view
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.planning import duration, estimate
 from qtool.planning.plan import Plan, make_plan
 from qtool.planning.rows import rows, scheme_of
 from qtool.recipe.recipe import load
-from qtool.runs.planned_view import planned_view
 from qtool.verification.engines.rules import ENGINES, view_findings
 from support.models import header_files
 from support.planning.planning import plan_of, quantized

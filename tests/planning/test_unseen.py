@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from qtool.errors import UnsupportedError
-from qtool.gguf.plan import make_gguf_plan
-from qtool.gguf.recipe import GgufRecipe
+from qtool.planning.gguf.plan import make_gguf_plan
 from qtool.planning.plan import Plan
+from qtool.recipe.gguf import GgufRecipe
 from qtool.recipe.recipe import load
 from support.gguf import gguf_shapes
 from support.models import header_files

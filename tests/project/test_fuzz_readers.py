@@ -10,7 +10,7 @@ import pytest
 from qtool.formats import safetensors_header
 from qtool.runs import resume
 from qtool.runs.outcome import Outcome
-from qtool.runs.summary import LayerReport
+from qtool.workspaces.summary import LayerReport
 from support.places import TESTS
 
 sys.path.insert(0, str(TESTS / "fuzz"))

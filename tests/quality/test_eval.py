@@ -15,18 +15,18 @@ from qtool.formats.gguf_file import GgufFile
 from qtool.formats.gguf_values import Kind, Value, string
 from qtool.formats.gguf_writer import TensorSpec, lay_out
 from qtool.gguf.importance.measured import bos_of
-from qtool.gguf.quantize import run_gguf
-from qtool.gguf.request import GgufRequest
 from qtool.gguf.tokenizer.files import tokenizer_files
 from qtool.gguf.tokenizer.keys import tokenizer_metadata
 from qtool.hub import tiny_folder
 from qtool.quality import metrics
 from qtool.quality.evaluate import size_of
 from qtool.quality.rounded_inputs import Activations
+from qtool.quantizing.gguf.quantize import run_gguf
 from qtool.recipe.recipe import load
-from qtool.runs.progress import Progress
+from qtool.runs.gguf_request import GgufRequest
 from qtool.streaming import skeleton
 from qtool.streaming.weights import Weights
+from qtool.telling.progress import Progress
 from qtool.texts import encoding
 from support.models import small_tokenizers as small
 from support.quality.evaluating import LENGTH, WINDOWS, against_tiny, call, evaluated, root

@@ -18,17 +18,17 @@ from typer.testing import CliRunner
 
 import qtool
 from qtool.cli.main import app
-from qtool.cuda.reading import OnDevice
+from qtool.cuda.device import Device
 from qtool.errors import SourceError, UnsupportedError, UsageError
 from qtool.generating import products
 from qtool.generating.generate import generate
 from qtool.generating.ready import _room, ready
 from qtool.quality.engine_inputs import activations
 from qtool.quality.forward import forward
+from qtool.quality.reading import OnDevice
 from qtool.quality.rounded_inputs import Activations
 from qtool.quality.weights import open_weights
-from qtool.runs import pipeline
-from qtool.streaming.device import Device
+from qtool.quantizing import pipeline
 from qtool.streaming.online import Online
 from qtool.streaming.skeleton import Skeleton
 from qtool.texts import tokenizing

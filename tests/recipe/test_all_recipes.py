@@ -11,15 +11,15 @@ import pytest
 import torch
 
 import qtool
-from qtool.gguf.quantize import run_gguf
-from qtool.gguf.request import GgufRequest
 from qtool.hub import tiny_folder
+from qtool.quantizing.gguf.quantize import run_gguf
+from qtool.quantizing.pipeline import run
 from qtool.recipe.recipe import Recipe, load, shipped
-from qtool.runs.pipeline import run
-from qtool.runs.progress import Progress
+from qtool.runs.gguf_request import GgufRequest
 from qtool.runs.request import Request
-from qtool.runs.summary import Summary
+from qtool.telling.progress import Progress
 from qtool.verification.run import verify_artifact
+from qtool.workspaces.summary import Summary
 from support.models.gpt_oss import source_for
 
 # Three micro-batches, the last one short: threads have something to part.

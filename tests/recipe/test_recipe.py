@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from qtool.errors import RecipeError
-from qtool.gguf.recipe import GgufRecipe
 from qtool.recipe import file, foreign, recipe, yaml_source
+from qtool.recipe.gguf import GgufRecipe
 from qtool.scheme import Scheme
 
 SHIPPED = {

@@ -3,9 +3,9 @@
 import pytest
 
 from qtool.errors import RecipeError
-from qtool.gguf.recipe import GgufRecipe
 from qtool.recipe import recipe
 from qtool.recipe.foreign import GGUF_KEYS, OTHER_KEYS
+from qtool.recipe.gguf import GgufRecipe
 
 MINIMAL = "method: rtn\nformat: awq\nweights: {bits: 4, group_size: 128, symmetric: false}\n"
 NOT_GGUF = "recipes for formats other than gguf have other keys"

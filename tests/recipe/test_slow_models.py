@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from qtool.checkpoints.checkpoint import Checkpoint
+from qtool.quantizing.verify import check_scales
 from qtool.recipe import recipe as recipes
-from qtool.runs.verify import check_scales
 from support.places import TESTS
 from support.runs import quantizing
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from qtool.errors import ResumeError, UnsupportedError
-from qtool.runs import naming, workspace
-from qtool.runs.already import AlreadyMade
-from qtool.runs.leftovers import check_free
-from qtool.runs.replacing import Replace
-from qtool.runs.statement import path_beside
+from qtool.provenance.statement import path_beside
+from qtool.workspaces import naming, workspace
+from qtool.workspaces.already import AlreadyMade
+from qtool.workspaces.leftovers import check_free
+from qtool.workspaces.replacing import Replace
 from support.runs.replacing import FREELY, artifact, mark_of
 
 FOLDER = ".out.partial"

@@ -118,9 +118,11 @@ def test_a_mount_point_is_refused_before_the_work(
 ) -> None:
     out = tmp_path / "mounted"
     out.mkdir()
-    monkeypatch.setattr("qtool.runs.staging.os.path.ismount", lambda path: str(path) == str(out))
     monkeypatch.setattr(
-        "qtool.runs.pipeline.Checkpoint.open", lambda _: pytest.fail("work was done")
+        "qtool.workspaces.staging.os.path.ismount", lambda path: str(path) == str(out)
+    )
+    monkeypatch.setattr(
+        "qtool.quantizing.pipeline.Checkpoint.open", lambda _: pytest.fail("work was done")
     )
     said = call(*arguments(model, "w4g128-rtn", out))
     assert_one_sentence(said, f"{out}: is a mount point", "inside it")
@@ -153,7 +155,7 @@ def test_a_name_that_cannot_be_given(
     def refuse(one: Path, *_: object) -> None:
         raise OSError(errno.EBUSY, "Device or resource busy", str(one))
 
-    monkeypatch.setattr("qtool.runs.staging.os.rename", refuse)
+    monkeypatch.setattr("qtool.workspaces.staging.os.rename", refuse)
     before = snapshot(tmp_path)
     asked = arguments(model, "w4g128-rtn", tmp_path / "out")
     said = call(*asked)
@@ -176,7 +178,7 @@ def test_a_place_where_nothing_can_be_made(
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied", str(tmp_path))
 
-    monkeypatch.setattr("qtool.runs.workspace.Path.mkdir", refuse)
+    monkeypatch.setattr("qtool.workspaces.workspace.Path.mkdir", refuse)
     before = snapshot(tmp_path)
     said = call(*arguments(model, "w4g128-rtn", tmp_path / "new" / "out"))
     assert_one_sentence(said, str(tmp_path / "new" / "out"), "cannot be made: Permission denied")

@@ -17,15 +17,15 @@ import pytest
 
 from qtool import api
 from qtool.errors import ResumeError, UnsupportedError
-from qtool.gguf.quantize import run_gguf
-from qtool.gguf.request import GgufRequest
+from qtool.quantizing.gguf.quantize import run_gguf
+from qtool.quantizing.pipeline import run
 from qtool.recipe.recipe import Recipe, load
-from qtool.runs import staging
-from qtool.runs.journal import Journal
-from qtool.runs.pipeline import run
-from qtool.runs.progress import Progress
+from qtool.runs.gguf_request import GgufRequest
 from qtool.runs.request import Request
-from qtool.runs.workspace import workspace
+from qtool.telling.progress import Progress
+from qtool.workspaces import staging
+from qtool.workspaces.journal import Journal
+from qtool.workspaces.workspace import workspace
 from support.runs.faulty_runs import (
     GGUF,
     GPTQ,
@@ -119,7 +119,7 @@ def test_room_is_looked_for_while_writing(
     """Before the disk is full; and what is finished outlives a try that finds too little."""
     out = tmp_path / "out"
     free = 1 << 40
-    monkeypatch.setattr("qtool.runs.watched.free_bytes", lambda _: free)
+    monkeypatch.setattr("qtool.workspaces.watched.free_bytes", lambda _: free)
 
     def shrink() -> None:
         nonlocal free
@@ -262,7 +262,7 @@ def test_a_rotated_run_is_gone_on_with_on_the_same_kind_of_cpu(
         after(1, stop, patch)
         go()
     with monkeypatch.context() as patch:
-        patch.setattr("qtool.runs.provenance.cpu_kind", lambda: "another")
+        patch.setattr("qtool.provenance.provenance.cpu_kind", lambda: "another")
         with pytest.raises(
             ResumeError,
             match=r"kind of CPU: cpu was .*, is another; with that as it was it can be",

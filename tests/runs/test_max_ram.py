@@ -9,22 +9,23 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from qtool.calibrating import blockwise, placed
+from qtool.blockwise import blockwise
+from qtool.calibrating import placed
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.cli.main import app
 from qtool.errors import UnsupportedError
-from qtool.gguf.quantize import run_gguf
-from qtool.gguf.request import GgufRequest
 from qtool.planning import budget, estimate, shapes
 from qtool.planning.estimate import Peak
 from qtool.planning.plan import Plan, make_plan
 from qtool.planning.shapes import GRAM_BYTES, Setting
+from qtool.quantizing import pipeline
+from qtool.quantizing.gguf.quantize import run_gguf
 from qtool.recipe.recipe import load
-from qtool.runs import pipeline
-from qtool.runs.journal import Journal
-from qtool.runs.progress import Progress
-from qtool.runs.summary import Summary
+from qtool.runs.gguf_request import GgufRequest
 from qtool.streaming.hidden import OnDisk
+from qtool.telling.progress import Progress
+from qtool.workspaces.journal import Journal
+from qtool.workspaces.summary import Summary
 from support.models import header_files
 from support.planning.no_process import no_process
 from support.runs import quantizing
@@ -250,7 +251,9 @@ def test_states_count_among_what_the_disk_must_hold(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
-    monkeypatch.setattr("qtool.runs.workspace.check_space", lambda _, nbytes: asked.append(nbytes))
+    monkeypatch.setattr(
+        "qtool.workspaces.workspace.check_space", lambda _, nbytes: asked.append(nbytes)
+    )
     summary = run(root / "llama", "w4g128-gptq", root / "text.txt", tmp_path / "out", 1, None)
     states = 2 * 4 * 9 * 500 * 64
     assert summary.memory["disk_bytes"] == states

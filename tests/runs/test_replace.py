@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from qtool.errors import QtoolError, UnsupportedError
-from qtool.runs import replacing
-from qtool.runs.leftovers import check_free
-from qtool.runs.replacing import Replace
-from qtool.runs.staging import check_out, staged_file
-from qtool.runs.workspace import workspace
+from qtool.workspaces import replacing
+from qtool.workspaces.leftovers import check_free
+from qtool.workspaces.replacing import Replace
+from qtool.workspaces.staging import check_out, staged_file
+from qtool.workspaces.workspace import workspace
 from support.runs.quantizing import Call, first_blocks_of_tiny
 from support.runs.replacing import FREELY, artifact, by_staging, by_workspace, mark_of, no_trade
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from qtool.errors import ResumeError, UnsupportedError
-from qtool.runs import replacing, staging
-from qtool.runs.leftovers import check_free
-from qtool.runs.replacing import Replace
-from qtool.runs.statement import path_beside
-from qtool.runs.workspace import workspace
+from qtool.provenance.statement import path_beside
+from qtool.workspaces import replacing, staging
+from qtool.workspaces.leftovers import check_free
+from qtool.workspaces.replacing import Replace
+from qtool.workspaces.workspace import workspace
 from support.runs.replacing import (
     FREELY,
     artifact,

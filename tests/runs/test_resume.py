@@ -12,12 +12,12 @@ import pytest
 
 import qtool
 from qtool.errors import ResumeError
-from qtool.gguf import resume as gguf_resume
+from qtool.quantizing.pipeline import run
 from qtool.recipe.recipe import Recipe, load
-from qtool.runs import program
-from qtool.runs.pipeline import run
-from qtool.runs.progress import Progress
+from qtool.runs import gguf_resume
 from qtool.runs.request import Request
+from qtool.telling.progress import Progress
+from qtool.workspaces import program
 from support.runs.killed_runs import KILLED, Died, damage, dying
 from support.runs.quantizing import caller, files, text_file
 from support.runs.resumed_runs import GGUF, SMALL, content, died, model, quantize, text, tiny

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from qtool.errors import ResumeError, UnsupportedError
-from qtool.runs import program
-from qtool.runs.differences import told
-from qtool.runs.journal import Journal
-from qtool.runs.leftovers import check_free
-from qtool.runs.workspace import workspace
+from qtool.workspaces import program
+from qtool.workspaces.differences import told
+from qtool.workspaces.journal import Journal
+from qtool.workspaces.leftovers import check_free
+from qtool.workspaces.workspace import workspace
 from support.runs.quantizing import files
 
 
@@ -265,7 +265,9 @@ def test_a_finished_output_that_cannot_get_its_name_is_kept(
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-@pytest.mark.parametrize("where", ["qtool.runs.lock._plain", "qtool.runs.workspace.Watched"])
+@pytest.mark.parametrize(
+    "where", ["qtool.workspaces.lock._plain", "qtool.workspaces.workspace.Watched"]
+)
 def test_an_interrupt_before_there_is_anything_leaves_no_folder(
     where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

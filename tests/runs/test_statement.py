@@ -17,8 +17,9 @@ import qtool
 from qtool import hub
 from qtool.cli.main import app
 from qtool.errors import UnsupportedError
-from qtool.runs import naming, statement
+from qtool.provenance import statement
 from qtool.verification.run import verify_artifact
+from qtool.workspaces import naming
 from support.hub.hub_here import hub_here
 
 FIRST, SECOND = "1" * 40, "2" * 40

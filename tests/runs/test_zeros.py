@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from qtool.checkpoints import holes
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.runs.zeros import Zeros
-from qtool.verification import holes
 from qtool.verification.run import verify_artifact
 from support.runs.killed_runs import Died, dying
 from support.runs.quantizing import caller, first_blocks_of_tiny, text_file

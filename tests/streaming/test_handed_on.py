@@ -14,10 +14,10 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 from qtool.artifacts.artifact import Artifact
 from qtool.calibrating.placed import Calls
 from qtool.checkpoints.checkpoint import Checkpoint
+from qtool.cuda.device import Device
 from qtool.errors import UnsupportedError
 from qtool.planning.handed import Handed, handed_on
 from qtool.streaming import arguments
-from qtool.streaming.device import Device
 from qtool.streaming.hidden import OnDisk
 from qtool.streaming.layout import Beside, Entry, Layout, Positions, Stored
 from qtool.streaming.skeleton import PROBE_TOKENS, Skeleton

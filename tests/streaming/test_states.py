@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from qtool.calibrating.originals import Originals
+from qtool.blockwise.originals import Originals
 from qtool.calibrating.placed import Passage
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.streaming.hidden import OnDisk

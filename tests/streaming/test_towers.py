@@ -15,9 +15,9 @@ from qtool.generating.generate import generate
 from qtool.planning.plan import make_plan
 from qtool.recipe.recipe import load
 from qtool.recipe.rotate import RotateOptions
-from qtool.runs.progress import Progress
 from qtool.streaming.skeleton import Skeleton
 from qtool.streaming.towers import left_out_where_libraries_are_missing
+from qtool.telling.progress import Progress
 from qtool.texts.calibration import _vocabulary
 from qtool.transforms import rotate, rotated
 from qtool.verification.run import verify_artifact

@@ -14,9 +14,9 @@ from transformers import (
 
 from qtool.checkpoints import structure
 from qtool.checkpoints.checkpoint import Checkpoint
-from qtool.checkpoints.layer_names import is_head
 from qtool.checkpoints.roles import outside_reason, roles_of
 from qtool.errors import UnsupportedError
+from qtool.formats.layer_names import is_head
 from qtool.formats.safetensors_header import TensorInfo
 from qtool.planning.plan import make_plan
 from qtool.recipe.recipe import load

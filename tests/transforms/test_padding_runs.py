@@ -13,7 +13,7 @@ from qtool.errors import RecipeError
 from qtool.formats.gguf_file import GgufFile
 from qtool.hub import tiny_folder
 from qtool.recipe.recipe import load, parse
-from qtool.runs.progress import Progress
+from qtool.telling.progress import Progress
 from qtool.verification.run import verify_artifact
 from support.runs import quantizing
 from support.runs.quantizing import Call
@@ -165,7 +165,7 @@ def test_a_run_that_was_begun_with_another_multiple(
     tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The recipe is what differs; config.json of the source never said the width."""
-    from qtool.runs.journal import Journal
+    from qtool.workspaces.journal import Journal
 
     commit = Journal.commit
 

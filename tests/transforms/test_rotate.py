@@ -13,10 +13,10 @@ from qtool.artifacts.artifact import Artifact
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import RecipeError, UnsupportedError
 from qtool.planning.plan import make_plan
+from qtool.provenance import embedded
+from qtool.provenance.provenance import environment
 from qtool.recipe import recipe as recipes
 from qtool.recipe.rotate import RotateOptions
-from qtool.runs import embedded
-from qtool.runs.provenance import environment
 from qtool.streaming.skeleton import Skeleton
 from qtool.transforms import hadamard, rotate, rotated, rotation
 from qtool.transforms.rotated import Rotated

@@ -15,10 +15,10 @@ from qtool.quality.engine_inputs import activations
 from qtool.quality.forward import forward
 from qtool.quality.weights import open_weights
 from qtool.recipe import recipe
-from qtool.runs.progress import Progress
 from qtool.scheme import Scheme
 from qtool.streaming.skeleton import Skeleton
 from qtool.streaming.workers import Workers
+from qtool.telling.progress import Progress
 from qtool.transforms import smooth, smooth_search
 from qtool.transforms.proved import Subject
 from support.runs.quantizing import quantize

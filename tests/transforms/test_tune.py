@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from qtool.calibrating import tune_block as module
-from qtool.calibrating.tune_block import parts, tune_block
+from qtool.blockwise import tune_block as module
+from qtool.blockwise.tune_block import parts, tune_block
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import UnsupportedError
 from qtool.methods import rtn, tune

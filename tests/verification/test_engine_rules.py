@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from qtool.cards.planned_view import planned_view
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.cli import main as cli
 from qtool.errors import UsageError
 from qtool.gguf_types import BY_NAME, F32, TENSOR_TYPES
 from qtool.planning.plan import make_plan
 from qtool.recipe.recipe import Recipe, load
-from qtool.runs.planned_view import planned_view
 from qtool.verification.engines.rules import (
     ENGINES,
     engine_findings,

@@ -8,10 +8,10 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from qtool.api import convert
+from qtool.cards import serve
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.cli.main import app
 from qtool.errors import SourceError
-from qtool.homes import serve
 from qtool.recipe.recipe import load
 from qtool.streaming.meta_model import meta_model
 from qtool.verification.run import verify_artifact

@@ -5,7 +5,7 @@ import pytest
 from numpy.typing import NDArray
 
 from qtool.dequantize import dequantize
-from qtool.formats.float_codes import encode
+from qtool.float_codes import encode
 from qtool.methods import rtn
 from qtool.scheme import GroupQuant, Scheme
 from qtool.verification.against.fit import uneven

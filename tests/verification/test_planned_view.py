@@ -7,12 +7,12 @@ import pytest
 
 from qtool import hub
 from qtool.artifacts.artifact import Artifact
+from qtool.cards.planned_view import expected, planned_view
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.cli import main as cli
 from qtool.planning.plan import make_plan
 from qtool.recipe.recipe import Recipe, load
 from qtool.recipe.rotate import RotateOptions
-from qtool.runs.planned_view import expected, planned_view
 from qtool.transforms import rotate, rotated
 from qtool.verification.engines.rules import loaders, view_findings
 from qtool.verification.engines.view import view_of
@@ -83,7 +83,7 @@ def test_plan_says_what_verify_says(
 def test_the_card_advises_what_the_rules_allow(
     recipe: str, sets: tuple[str, ...], vllm: bool, tmp_path: Path
 ) -> None:
-    from qtool.runs import modelcard
+    from qtool.cards import modelcard
 
     header_files.write(tmp_path, header_files.llama(), {"num_attention_heads": 2})
     source, loaded = Checkpoint.open(tmp_path), load(recipe, sets)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from qtool.errors import SourceError
-from qtool.hub.push import _check_artifact
+from qtool.publishing.push import _check_artifact
 from qtool.verification.finding import Finding
 from qtool.verification.run import verify_artifact
 from qtool.verification.stated import check_stated

@@ -16,11 +16,11 @@ from safetensors.torch import save_file as save_torch
 from qtool.artifacts.artifact import Artifact
 from qtool.errors import FormatError, SourceError, UsageError
 from qtool.hub import resolve
-from qtool.runs import verify as reading_back
-from qtool.runs.digests import add_digests
+from qtool.provenance.digests import add_digests
+from qtool.quantizing import verify as reading_back
+from qtool.telling.sentences import count, some
 from qtool.verification.dense_list import says_dense
 from qtool.verification.run import verify_artifact
-from qtool.verification.sentences import count, some
 from qtool.verification.written import check_written
 from support.formats.packed_files import compressed_tensors
 from support.formats.packed_files import write as write_packed

@@ -14,12 +14,12 @@ from safetensors.torch import load_file as load_torch
 from safetensors.torch import save_file as save_torch
 
 from qtool.cli.verify import lines
-from qtool.gguf.quantize import run_gguf
-from qtool.gguf.request import GgufRequest
 from qtool.hub import resolve, tiny_folder
+from qtool.provenance.digests import add_digests
+from qtool.quantizing.gguf.quantize import run_gguf
 from qtool.recipe.recipe import Recipe, load
-from qtool.runs.digests import add_digests
-from qtool.runs.progress import Progress
+from qtool.runs.gguf_request import GgufRequest
+from qtool.telling.progress import Progress
 from qtool.verification.finding import Finding, Verdict
 from qtool.verification.run import verify_artifact
 from support.runs.quantizing import quantize

@@ -119,11 +119,11 @@ def test_what_llama_cpp_refuses(
     name: str, value: int, expected: tuple[str, str, str] | None, tmp_path: Path
 ) -> None:
     from qtool.formats.gguf_values import Kind
-    from qtool.gguf.quantize import run_gguf
-    from qtool.gguf.request import GgufRequest
     from qtool.hub import resolve
+    from qtool.quantizing.gguf.quantize import run_gguf
     from qtool.recipe.recipe import Recipe, load
-    from qtool.runs.progress import Progress
+    from qtool.runs.gguf_request import GgufRequest
+    from qtool.telling.progress import Progress
 
     recipe = load("q8_0")
     assert not isinstance(recipe, Recipe)

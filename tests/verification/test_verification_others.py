@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from qtool.checkpoints.holes import torn, zero_stretches
 from qtool.hub import tiny_folder
 from qtool.verification.by_table import row_of
 from qtool.verification.finding import Finding
-from qtool.verification.holes import torn, zero_stretches
 from qtool.verification.run import verify_artifact
 from support.formats import other_tools as other
 from support.verification.verifying import serious

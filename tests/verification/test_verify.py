@@ -14,9 +14,9 @@ from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import FormatError
 from qtool.formats.safetensors_file import Layout, StreamWriter, TensorSpec, lay_out
 from qtool.planning.plan import Plan, make_plan
+from qtool.quantizing.verify import verify
 from qtool.recipe.recipe import load
 from qtool.runs.sink import Sink
-from qtool.runs.verify import verify
 from qtool.scheme import GroupQuant, Scheme
 from support.formats.artifact_files import random_quant
 

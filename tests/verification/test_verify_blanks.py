@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from qtool.formats.float_codes import LARGEST, encode
+from qtool.float_codes import LARGEST, encode
 from qtool.scheme import GroupQuant, Scheme, joined
 from qtool.verification.against.blanks import blanks
 from qtool.verification.against.likeness import sums_of

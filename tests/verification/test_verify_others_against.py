@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 
 from qtool.artifacts.artifact import Artifact
 from qtool.cli.verify import lines
-from qtool.gguf.quantize import run_gguf
-from qtool.gguf.recipe import GgufRecipe
-from qtool.gguf.request import GgufRequest
+from qtool.quantizing.gguf.quantize import run_gguf
+from qtool.recipe.gguf import GgufRecipe
 from qtool.recipe.recipe import load
-from qtool.runs.progress import Progress
+from qtool.runs.gguf_request import GgufRequest
+from qtool.telling.progress import Progress
 from qtool.verification.against.source_tensors import check_quantized
 from qtool.verification.finding import Verdict
 from qtool.verification.run import verify_artifact

@@ -10,6 +10,7 @@ classes of transformers.
 
 from difflib import get_close_matches
 
+from qtool.checkpoints.hf_config import Config, text_settings
 from qtool.errors import UnsupportedError
 from qtool.gguf.architectures.bailing_hybrid import BAILING_HYBRID
 from qtool.gguf.architectures.bamba import BAMBA
@@ -58,7 +59,6 @@ from qtool.gguf.architectures.seeing import SEEING
 from qtool.gguf.architectures.short_convolutions import SHORT_CONVOLUTIONS
 from qtool.gguf.architectures.sparse import SPARSE
 from qtool.gguf.architectures.step3 import STEP3
-from qtool.gguf.from_hf.hf_config import Config, text_settings
 
 __all__ = ["TABLE", "Architecture", "architecture_of"]
 

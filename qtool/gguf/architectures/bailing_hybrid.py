@@ -8,6 +8,7 @@ further tokens is left out.
 from dataclasses import replace
 from typing import Any
 
+from qtool.checkpoints.hf_config import Config, count, layer_types, number
 from qtool.formats.gguf_values import Kind, Value, array, boolean, u32
 from qtool.gguf.architectures import keys, limits, sparse_keys
 from qtool.gguf.architectures.keys import Key
@@ -28,7 +29,6 @@ from qtool.gguf.architectures.modules import (
 from qtool.gguf.architectures.row import OWN_HEADS, Architecture
 from qtool.gguf.architectures.sparse import LATER_EXPERTS
 from qtool.gguf.architectures.sparse_keys import SIGMOID, gating, with_own
-from qtool.gguf.from_hf.hf_config import Config, count, layer_types, number
 from qtool.gguf.from_hf.value_maps import EXP
 
 

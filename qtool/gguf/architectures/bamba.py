@@ -7,6 +7,7 @@ neighbours.
 from dataclasses import replace
 from typing import Any
 
+from qtool.checkpoints.hf_config import Config, count, head_width, number, whole_numbers
 from qtool.formats.gguf_values import boolean
 from qtool.gguf.architectures import keys, limits
 from qtool.gguf.architectures.granite_4 import twice_as_wide
@@ -23,7 +24,6 @@ from qtool.gguf.architectures.state_spaces import (
     sized,
     state_space,
 )
-from qtool.gguf.from_hf.hf_config import Config, count, head_width, number, whole_numbers
 from qtool.gguf.from_hf.row_maps import RowMap, Rows
 
 

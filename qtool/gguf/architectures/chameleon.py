@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from qtool.checkpoints.hf_config import Config, head_width
 from qtool.errors import SourceError
 from qtool.formats.gguf_values import boolean
 from qtool.gguf.architectures import keys, limits
@@ -15,7 +16,6 @@ from qtool.gguf.architectures.dense import LLAMA
 from qtool.gguf.architectures.keys import Key
 from qtool.gguf.architectures.modules import BLOCK, MLP, QK_NORMS, Module, block
 from qtool.gguf.architectures.row import Architecture
-from qtool.gguf.from_hf.hf_config import Config, head_width
 
 _IMAGES = range(4, 8196)
 

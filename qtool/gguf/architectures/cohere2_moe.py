@@ -4,6 +4,7 @@ window and in leading blocks without experts, and the mean of shared experts and
 from dataclasses import replace
 from typing import Any
 
+from qtool.checkpoints.hf_config import Config, count, layer_types
 from qtool.formats.gguf_values import Value, string, u32
 from qtool.gguf.architectures import keys, limits, sparse_keys
 from qtool.gguf.architectures.keys import Key
@@ -21,8 +22,7 @@ from qtool.gguf.architectures.modules import (
 )
 from qtool.gguf.architectures.row import OWN_HEADS, Architecture
 from qtool.gguf.architectures.sparse_keys import SIGMOID, SOFTMAX, with_own
-from qtool.gguf.from_hf.hf_config import Config, count, layer_types
-from qtool.printable import in_json
+from qtool.telling.printable import in_json
 
 _LEADING, _SHARED = "first_k_dense_replace", "num_shared_experts"
 _WIDTH, _WIDE = "prefix_dense_intermediate_size", "inner of leading blocks"

@@ -7,13 +7,13 @@ gguf        gate, up [experts, inner, width]   down [experts, width, inner]: w2 
 from dataclasses import replace
 from typing import Any
 
+from qtool.checkpoints.hf_config import Config, count, number
 from qtool.formats.gguf_values import Value, f32
 from qtool.gguf.architectures import keys, limits
 from qtool.gguf.architectures.keys import Key
 from qtool.gguf.architectures.modules import Module
 from qtool.gguf.architectures.row import Architecture
 from qtool.gguf.from_hf.cuts import Cut
-from qtool.gguf.from_hf.hf_config import Config, count, number
 
 _AT = "transformer.blocks.{b}."
 _MLP = _AT + "ffn.experts.mlp."

@@ -7,6 +7,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from qtool.checkpoints.hf_config import (
+    BY_BLOCK,
+    Config,
+    count,
+    head_width,
+    number,
+    of_block,
+    whole_numbers,
+)
 from qtool.errors import SettingError
 from qtool.formats.gguf_values import Kind, Value, array, u32
 from qtool.gguf.architectures import keys, limits
@@ -24,17 +33,8 @@ from qtool.gguf.architectures.modules import (
 from qtool.gguf.architectures.remote_llamas import in_pairs
 from qtool.gguf.architectures.row import OWN_HEADS, Architecture
 from qtool.gguf.architectures.sparse_keys import with_own
-from qtool.gguf.from_hf.hf_config import (
-    BY_BLOCK,
-    Config,
-    count,
-    head_width,
-    number,
-    of_block,
-    whole_numbers,
-)
 from qtool.gguf.from_hf.row_maps import RowMap, Rows
-from qtool.printable import in_json
+from qtool.telling.printable import in_json
 
 
 def _described(config: Config) -> list[Mapping[str, Any]]:

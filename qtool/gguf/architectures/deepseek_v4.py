@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from qtool.checkpoints.hf_config import BY_BLOCK, Config, count, number, whole_numbers
 from qtool.errors import SourceError
 from qtool.formats.gguf_values import Kind, Value, array, u32
 from qtool.gguf.architectures import limits, sparse_keys
@@ -24,8 +25,7 @@ from qtool.gguf.architectures.keys import MOE, Key
 from qtool.gguf.architectures.modules import ENDS, Module, before, in_blocks, since
 from qtool.gguf.architectures.row import Architecture
 from qtool.gguf.architectures.sparse_keys import gating, with_own
-from qtool.gguf.from_hf.hf_config import BY_BLOCK, Config, count, number, whole_numbers
-from qtool.printable import in_json
+from qtool.telling.printable import in_json
 
 _FUNCTION = 4  # the square root of a softplus
 _STREAMS = 4  # that llama.cpp has

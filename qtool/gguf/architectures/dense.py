@@ -1,5 +1,6 @@
 """Decoders with one MLP in each block."""
 
+from qtool.checkpoints.hf_config import WIDTH_BY_HEADS
 from qtool.gguf.architectures import keys, limits
 from qtool.gguf.architectures.modules import (
     BLOCK,
@@ -15,7 +16,6 @@ from qtool.gguf.architectures.modules import (
 from qtool.gguf.architectures.prediction import MTP, PREDICTION
 from qtool.gguf.architectures.row import LLAMA_ROPE, OWN_HEADS, Architecture
 from qtool.gguf.architectures.sparse_keys import PREDICTING, blocks_with, with_own
-from qtool.gguf.from_hf.hf_config import WIDTH_BY_HEADS
 
 LLAMA = (*OUTER, *attention(pairs=True), *block(*TWO_NORMS))
 QWEN = (*OUTER, *attention(), *block(*TWO_NORMS))

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from qtool.checkpoints.hf_config import Config, count, layer_types
 from qtool.errors import SettingError
 from qtool.formats.gguf_values import Kind, Value, array, u32
 from qtool.gguf.architectures import limits, sparse_keys
@@ -23,7 +24,6 @@ from qtool.gguf.architectures.row import Architecture
 from qtool.gguf.architectures.sparse import CHOICE_BIAS, LATER_EXPERTS
 from qtool.gguf.architectures.sparse_keys import SIGMOID, gating, with_own
 from qtool.gguf.from_hf.cuts import Cut
-from qtool.gguf.from_hf.hf_config import Config, count, layer_types
 from qtool.gguf.from_hf.value_maps import Floats, ValueMap
 
 _WINDOW = "sliding_attention"

@@ -15,13 +15,13 @@ from dataclasses import replace
 
 import numpy as np
 
+from qtool.checkpoints.hf_config import WIDTH_BY_HEADS, Config, number
 from qtool.gguf.architectures import keys, limits
 from qtool.gguf.architectures.modules import BLOCK, OUTER, Module, attention, block
 from qtool.gguf.architectures.row import Architecture
 from qtool.gguf.architectures.sizes import SIZES
 from qtool.gguf.architectures.sparse_keys import with_own
 from qtool.gguf.architectures.state_spaces import no_limit, sized, state_space
-from qtool.gguf.from_hf.hf_config import WIDTH_BY_HEADS, Config, number
 from qtool.gguf.from_hf.row_maps import Factor
 
 _LISTS = {"mlp_multipliers": 2, "ssm_multipliers": 5}

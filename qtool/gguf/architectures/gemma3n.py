@@ -10,6 +10,7 @@ from dataclasses import replace
 from statistics import NormalDist
 from typing import Any
 
+from qtool.checkpoints.hf_config import Config, count, layer_types, number
 from qtool.errors import SettingError
 from qtool.formats.gguf_values import Kind, Value, array, f32
 from qtool.gguf.architectures import keys, limits
@@ -27,7 +28,6 @@ from qtool.gguf.architectures.modules import (
 )
 from qtool.gguf.architectures.row import GELU, Architecture
 from qtool.gguf.architectures.sparse_keys import with_own
-from qtool.gguf.from_hf.hf_config import Config, count, layer_types, number
 
 _OWN_KEYS = 20  # blocks, which the others read
 _SPARSE = 10  # blocks that keep some gates

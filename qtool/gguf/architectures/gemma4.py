@@ -9,11 +9,11 @@ Sizes that differ from block to block are in BY_BLOCK of the completed settings.
 from dataclasses import replace
 from typing import Any
 
+from qtool.checkpoints.hf_config import BY_BLOCK, Config, count, layer_types
 from qtool.gguf.architectures import limits
 from qtool.gguf.architectures.gemma4_keys import KEYS, full_block, window_block
 from qtool.gguf.architectures.modules import BLOCK, FOUR_NORMS, MLP, OUTER, Module, Where, block
 from qtool.gguf.architectures.row import GELU, Architecture
-from qtool.gguf.from_hf.hf_config import BY_BLOCK, Config, count, layer_types
 
 _EVERY = 6  # blocks, of which the last has no window, unless config.json says otherwise
 _HEAD = 512  # elements of a head of those without

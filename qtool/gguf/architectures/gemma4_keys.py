@@ -1,10 +1,10 @@
 """Metadata keys of Gemma 4: sizes of blocks with a window and of those without, and what differs
 from block to block as a list."""
 
+from qtool.checkpoints.hf_config import Config, count, layer_types, number, of_block
 from qtool.formats.gguf_values import Kind, Value, array, f32, u32
 from qtool.gguf.architectures.keys import USUAL, Key, window_pattern
 from qtool.gguf.architectures.sparse_keys import with_own
-from qtool.gguf.from_hf.hf_config import Config, count, layer_types, number, of_block
 
 
 def full_block(config: Config) -> Config:

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from qtool.checkpoints.hf_config import Config, head_width, number
 from qtool.errors import SettingError
 from qtool.gguf.architectures import keys, limits, sparse_keys
 from qtool.gguf.architectures.modules import (
@@ -28,7 +29,6 @@ from qtool.gguf.architectures.row import Architecture
 from qtool.gguf.architectures.sections import IF_SAID, has_sections
 from qtool.gguf.architectures.sparse import SPARSE
 from qtool.gguf.architectures.sparse_keys import blocks_with, with_own
-from qtool.gguf.from_hf.hf_config import Config, head_width, number
 from qtool.gguf.from_hf.row_maps import RowMap, Rows
 
 _PLAIN_MOE = SPARSE["Glm4MoeForCausalLM"]

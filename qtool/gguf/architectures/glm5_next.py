@@ -11,6 +11,7 @@ block has three weights of streams:
 from dataclasses import replace
 from typing import Any
 
+from qtool.checkpoints.hf_config import Config, count, layer_types
 from qtool.formats.gguf_values import Value, boolean, f32, u32
 from qtool.gguf.architectures import limits, sparse_keys
 from qtool.gguf.architectures.hy_v4 import bound, bounded, streams
@@ -23,7 +24,6 @@ from qtool.gguf.architectures.modules import BLOCK, OUTER, TWO_NORMS, Module, bl
 from qtool.gguf.architectures.row import OWN_HEADS, Architecture
 from qtool.gguf.architectures.sparse import CHOICE_BIAS, LATER_EXPERTS
 from qtool.gguf.architectures.sparse_keys import SIGMOID, gating, with_own
-from qtool.gguf.from_hf.hf_config import Config, count, layer_types
 
 _BARE = ((".weight", ""),)
 _EVERY = 4  # blocks, of which the last has attention, unless config.json says otherwise

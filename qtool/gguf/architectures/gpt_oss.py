@@ -5,14 +5,14 @@ checkpoint  experts.gate_up_proj [experts, width, 2 * inner]: columns of gate an
 gguf        ffn_gate_exps, ffn_up_exps [experts, inner, width]
 """
 
+from qtool.checkpoints.hf_config import Config
 from qtool.gguf.architectures import limits
 from qtool.gguf.architectures.keys import USUAL, Key, window_pattern
 from qtool.gguf.architectures.modules import BLOCK, OUTER, TWO_NORMS, Module, attention, block
 from qtool.gguf.architectures.row import Architecture
 from qtool.gguf.from_hf.cuts import Cut
-from qtool.gguf.from_hf.hf_config import Config
 from qtool.gguf.from_hf.row_maps import EVEN_ROWS, ODD_ROWS, RowMap
-from qtool.printable import in_json
+from qtool.telling.printable import in_json
 
 _EXPERTS = BLOCK + "mlp.experts."
 _STORED = ((".weight", ""), (".bias", "_bias"))  # parameters that are no weights of a module

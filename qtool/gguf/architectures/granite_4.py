@@ -5,6 +5,7 @@ Where no block has a state space, the model is one of the first Granite to llama
 
 from dataclasses import replace
 
+from qtool.checkpoints.hf_config import Config, count
 from qtool.formats.gguf_values import Value, boolean, u32
 from qtool.gguf.architectures import keys, limits
 from qtool.gguf.architectures.keys import Key
@@ -32,7 +33,6 @@ from qtool.gguf.architectures.state_spaces import (
     sized,
     state_space,
 )
-from qtool.gguf.from_hf.hf_config import Config, count
 from qtool.gguf.from_hf.row_maps import RowMap, Rows
 
 

@@ -6,6 +6,7 @@ and of the shared one, stay in one matrix.
 
 from typing import Any
 
+from qtool.checkpoints.hf_config import Config, count, layer_types
 from qtool.errors import SettingError
 from qtool.formats.gguf_values import Kind, Value, array
 from qtool.gguf.architectures import keys, limits
@@ -14,7 +15,6 @@ from qtool.gguf.architectures.granite_4 import shared_width, shares
 from qtool.gguf.architectures.keys import Key
 from qtool.gguf.architectures.modules import BLOCK, MLP, Module, block, in_blocks
 from qtool.gguf.architectures.row import LLAMA_ROPE, Architecture
-from qtool.gguf.from_hf.hf_config import Config, count, layer_types
 
 _BARE = ((".weight", ""),)
 _MOE, _SHARED = BLOCK + "block_sparse_moe.", BLOCK + "shared_mlp."

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from qtool.checkpoints.hf_config import Config, count, number
 from qtool.formats.gguf_values import Value, u32
 from qtool.gguf.architectures import keys, limits
 from qtool.gguf.architectures.keys import Key
@@ -17,7 +18,6 @@ from qtool.gguf.architectures.modules import OUTER, Module
 from qtool.gguf.architectures.row import Architecture
 from qtool.gguf.architectures.sizes import SIZES
 from qtool.gguf.architectures.sparse_keys import with_own
-from qtool.gguf.from_hf.hf_config import Config, count, number
 from qtool.gguf.from_hf.row_maps import RowMap, Rows
 
 _PER_STACK = "num_layers_per_stack"

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from qtool.checkpoints.hf_config import Config, count, head_width, number
 from qtool.errors import SettingError
 from qtool.formats.gguf_values import Value, f32, string, u32
 from qtool.gguf.architectures import keys, limits
@@ -16,7 +17,6 @@ from qtool.gguf.architectures.modules import MLP, OUTER, TWO_NORMS, attention, b
 from qtool.gguf.architectures.row import Architecture
 from qtool.gguf.architectures.sections import IF_SAID
 from qtool.gguf.architectures.sparse_keys import with_own
-from qtool.gguf.from_hf.hf_config import Config, count, head_width, number
 
 
 def _rope(config: Config) -> Mapping[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from qtool.checkpoints.hf_config import Config, count, number
 from qtool.formats.gguf_values import Kind, Value, array
 from qtool.gguf.architectures import limits, sparse_keys
 from qtool.gguf.architectures.indexed import INDEXER, INDEXER_KEYS, is_full, known_start
@@ -21,7 +22,6 @@ from qtool.gguf.architectures.modules import BLOCK, Module, in_blocks, since
 from qtool.gguf.architectures.row import Architecture
 from qtool.gguf.architectures.sparse import CHOICE_BIAS
 from qtool.gguf.architectures.sparse_keys import SIGMOID, gating, with_own
-from qtool.gguf.from_hf.hf_config import Config, count, number
 from qtool.gguf.from_hf.row_maps import FIRST_HALF, SECOND_HALF, RowMap
 
 _BARE = ((".weight", ""),)

@@ -6,6 +6,7 @@ has chosen, and have no indexer then.
 
 from dataclasses import replace
 
+from qtool.checkpoints.hf_config import Config, count
 from qtool.errors import SettingError
 from qtool.formats.gguf_values import Kind, Value, array
 from qtool.gguf.architectures import limits, sparse_keys
@@ -22,7 +23,6 @@ from qtool.gguf.architectures.prediction import AHEAD
 from qtool.gguf.architectures.row import Architecture
 from qtool.gguf.architectures.sparse import CHOICE_BIAS
 from qtool.gguf.architectures.sparse_keys import PREDICTS, blocks_with, with_own
-from qtool.gguf.from_hf.hf_config import Config, count
 
 _AHEAD = "num_nextn_predict_layers"
 _ROTATED = 64  # elements of an indexer's keys that llama.cpp turns together, at least

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from qtool.checkpoints.hf_config import Config, text_settings
 from qtool.formats.gguf_values import u32
 from qtool.gguf.architectures.dense import DENSE
 from qtool.gguf.architectures.keys import Key
@@ -19,7 +20,6 @@ from qtool.gguf.architectures.seeing import SEEING
 from qtool.gguf.architectures.short_convolutions import SHORT_CONVOLUTIONS
 from qtool.gguf.architectures.sparse import SPARSE
 from qtool.gguf.architectures.sparse_keys import with_own
-from qtool.gguf.from_hf.hf_config import Config, text_settings
 
 # The class around -> what may be inside, first what is where config.json does not say.
 AROUND: Mapping[str, tuple[str, ...]] = {

@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from qtool.formats.gguf_values import Kind, Value, array, boolean, f32, string, u32
-from qtool.gguf.from_hf.hf_config import (
+from qtool.checkpoints.hf_config import (
     Config,
     count,
     head_width,
@@ -17,6 +16,7 @@ from qtool.gguf.from_hf.hf_config import (
     number,
     plain_head_width,
 )
+from qtool.formats.gguf_values import Kind, Value, array, boolean, f32, string, u32
 from qtool.gguf.from_hf.rope_tensors import longrope_attention_factor
 
 Make = Callable[[Config], Value | None]

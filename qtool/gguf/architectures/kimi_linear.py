@@ -7,6 +7,7 @@ Released checkpoints name settings otherwise than the class of transformers; bot
 from dataclasses import replace
 from typing import Any
 
+from qtool.checkpoints.hf_config import Config, count, layer_types
 from qtool.errors import SettingError
 from qtool.formats.gguf_values import Kind, Value, array
 from qtool.gguf.architectures import limits, sparse_keys
@@ -29,7 +30,6 @@ from qtool.gguf.architectures.modules import (
 )
 from qtool.gguf.architectures.row import OWN_HEADS, Architecture
 from qtool.gguf.architectures.sparse_keys import SIGMOID, gating, with_own
-from qtool.gguf.from_hf.hf_config import Config, count, layer_types
 from qtool.gguf.from_hf.value_maps import MINUS_EXP
 
 NAMES = {

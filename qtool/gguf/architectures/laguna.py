@@ -5,6 +5,7 @@ Blocks may differ in the number of heads, and most look through a window in some
 
 from typing import Any
 
+from qtool.checkpoints.hf_config import BY_BLOCK, Config, count, layer_types, number, of_block
 from qtool.formats.gguf_values import Kind, Value, array, boolean, u32
 from qtool.gguf.architectures import keys, limits, sparse_keys
 from qtool.gguf.architectures.dense import QWEN
@@ -22,7 +23,6 @@ from qtool.gguf.architectures.modules import (
 )
 from qtool.gguf.architectures.row import Architecture
 from qtool.gguf.architectures.sparse_keys import SIGMOID, gating, with_own
-from qtool.gguf.from_hf.hf_config import BY_BLOCK, Config, count, layer_types, number, of_block
 
 _LEADING = "first_k_dense_replace"
 _HEADS = "num_attention_heads_per_layer"

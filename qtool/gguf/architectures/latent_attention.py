@@ -9,6 +9,7 @@ llama.cpp attends to the latents themselves, as if they were one head of keys an
 
 from dataclasses import replace
 
+from qtool.checkpoints.hf_config import Config, count, number
 from qtool.formats.gguf_values import Value, f32, u32
 from qtool.gguf.architectures import limits
 from qtool.gguf.architectures.keys import Key, rope_key
@@ -26,7 +27,6 @@ from qtool.gguf.architectures.row import OWN_HEADS, Architecture
 from qtool.gguf.architectures.sparse import CHOICE_BIAS, LATER_EXPERTS
 from qtool.gguf.architectures.sparse_keys import ROUTED, SCALED, SIGMOID, SOFTMAX, with_own
 from qtool.gguf.from_hf.cuts import Cut
-from qtool.gguf.from_hf.hf_config import Config, count, number
 
 _WITHOUT_QUERY_LATENTS = (26, 27)  # blocks of the models that llama.cpp takes for such
 _ITS_VOCABULARY = (48, 128256)  # or as many blocks with that many tokens

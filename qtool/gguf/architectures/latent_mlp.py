@@ -6,6 +6,7 @@ as its checkpoints do, and multiplies by numbers that llama.cpp takes for grante
 
 from typing import Any
 
+from qtool.checkpoints.hf_config import WIDTH_BY_HEADS, Config, count, plain_head_width
 from qtool.formats.gguf_values import Value, u32
 from qtool.gguf.architectures import keys, limits
 from qtool.gguf.architectures.keys import Key
@@ -13,7 +14,6 @@ from qtool.gguf.architectures.latent_attention import DEFAULTS, KEYS, LATENT_HEA
 from qtool.gguf.architectures.modules import BLOCK, MLP, OUTER, TWO_NORMS, Module, block
 from qtool.gguf.architectures.row import OWN_HEADS, Architecture
 from qtool.gguf.architectures.sparse_keys import with_own
-from qtool.gguf.from_hf.hf_config import WIDTH_BY_HEADS, Config, count, plain_head_width
 
 _YOUTU = (*OUTER, *LATENT_HEADS, *block(*TWO_NORMS, *MLP))
 _MINICPM3 = (

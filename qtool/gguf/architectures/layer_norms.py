@@ -1,5 +1,6 @@
 """Decoders whose norms subtract the mean."""
 
+from qtool.checkpoints.hf_config import WIDTH_BY_HEADS, Config, count
 from qtool.formats.gguf_values import Value, f32, u32
 from qtool.gguf.architectures import keys, limits
 from qtool.gguf.architectures.keys import Key
@@ -17,7 +18,6 @@ from qtool.gguf.architectures.modules import (
     norms_plus_one,
 )
 from qtool.gguf.architectures.row import GELU, OWN_HEADS, Architecture
-from qtool.gguf.from_hf.hf_config import WIDTH_BY_HEADS, Config, count
 from qtool.gguf.from_hf.row_maps import QKV_BY_KIND
 
 _BARE = (*OUTER[:2], *attention(), *block("input_layernorm", *MLP))

@@ -6,8 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from qtool.errors import SettingError, SourceError
-from qtool.gguf.from_hf.hf_config import (
+from qtool.checkpoints.hf_config import (
     Config,
     count,
     head_width,
@@ -15,7 +14,8 @@ from qtool.gguf.from_hf.hf_config import (
     number,
     plain_head_width,
 )
-from qtool.printable import in_json
+from qtool.errors import SettingError, SourceError
+from qtool.telling.printable import in_json
 
 Limit = Callable[[Config], str | None]
 _SOME_DENSE = "some blocks have no experts, and it expects experts in each"

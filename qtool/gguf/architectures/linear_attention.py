@@ -14,6 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from qtool.checkpoints.hf_config import Config, count, head_width, layer_types
 from qtool.formats.gguf_values import Kind, Value, array, u32
 from qtool.gguf.architectures import keys, limits
 from qtool.gguf.architectures.keys import Key
@@ -32,7 +33,6 @@ from qtool.gguf.architectures.prediction import MTP, PREDICTION
 from qtool.gguf.architectures.row import Architecture
 from qtool.gguf.architectures.sparse import QWEN_EXPERTS, SHARED_EXPERT
 from qtool.gguf.architectures.sparse_keys import PREDICTING
-from qtool.gguf.from_hf.hf_config import Config, count, head_width, layer_types
 from qtool.gguf.from_hf.row_maps import RowMap, Rows
 from qtool.gguf.from_hf.value_maps import MINUS_EXP
 

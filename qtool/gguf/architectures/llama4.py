@@ -5,6 +5,7 @@ chunks, and without rotation over all of the text in each fourth block.
     gguf        ffn_gate_exps, ffn_up_exps [experts, inner, width]
 """
 
+from qtool.checkpoints.hf_config import Config, count
 from qtool.gguf.architectures import keys, limits
 from qtool.gguf.architectures.keys import Key
 from qtool.gguf.architectures.modules import (
@@ -19,9 +20,8 @@ from qtool.gguf.architectures.modules import (
 from qtool.gguf.architectures.row import LLAMA_ROPE, Architecture
 from qtool.gguf.architectures.sparse_keys import with_own
 from qtool.gguf.from_hf.cuts import Cut
-from qtool.gguf.from_hf.hf_config import Config, count
 from qtool.gguf.from_hf.row_maps import FIRST_HALF, SECOND_HALF, RowMap
-from qtool.printable import in_json
+from qtool.telling.printable import in_json
 
 WITHOUT_NORMS = 128  # experts of the model whose queries and keys are not normalized
 _AT = BLOCK + "feed_forward."

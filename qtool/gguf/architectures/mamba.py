@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from qtool.checkpoints.hf_config import Config, count, number
 from qtool.formats.gguf_values import Kind, Value, array, boolean, u32
 from qtool.gguf.architectures import keys, limits
 from qtool.gguf.architectures.keys import Key
@@ -27,7 +28,6 @@ from qtool.gguf.architectures.modules import (
 from qtool.gguf.architectures.row import Architecture
 from qtool.gguf.architectures.sparse_keys import with_own
 from qtool.gguf.architectures.state_spaces import LONGEST, no_limit, sized, state_space
-from qtool.gguf.from_hf.hf_config import Config, count, number
 from qtool.gguf.from_hf.row_maps import FIRST_HALF, SECOND_HALF, RowMap
 from qtool.gguf.from_hf.value_maps import MINUS_EXP
 

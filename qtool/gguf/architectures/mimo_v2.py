@@ -7,6 +7,7 @@ layer_types, moe_layer_freq and mlp_layer_types, swa_rope_theta and rope_paramet
 
 from typing import Any
 
+from qtool.checkpoints.hf_config import BY_BLOCK, Config, count, of_block
 from qtool.formats.gguf_values import Kind, Value, array, u32
 from qtool.gguf.architectures import keys, limits, sparse_keys
 from qtool.gguf.architectures.keys import Key
@@ -26,7 +27,6 @@ from qtool.gguf.architectures.modules import (
 )
 from qtool.gguf.architectures.row import Architecture
 from qtool.gguf.architectures.sparse_keys import with_own
-from qtool.gguf.from_hf.hf_config import BY_BLOCK, Config, count, of_block
 
 _WINDOW = "sliding_attention"
 _EVERY = (

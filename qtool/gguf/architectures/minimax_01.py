@@ -9,6 +9,7 @@ layer_types, layernorm_*_alpha and *_alpha_factor.
 
 from typing import Any
 
+from qtool.checkpoints.hf_config import Config, count, head_width, number, whole_numbers
 from qtool.formats.gguf_values import Kind, Value, array, u32
 from qtool.gguf.architectures import keys, limits
 from qtool.gguf.architectures.keys import Key
@@ -25,7 +26,6 @@ from qtool.gguf.architectures.modules import (
 )
 from qtool.gguf.architectures.row import Architecture
 from qtool.gguf.architectures.sparse_keys import with_own
-from qtool.gguf.from_hf.hf_config import Config, count, head_width, number, whole_numbers
 
 _PARTS = {
     "full_attn": "full_attention", "linear_attn": "linear_attention", "mlp": "mlp",

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from qtool.checkpoints.hf_config import Config, count, layer_types
 from qtool.errors import SettingError
 from qtool.formats.gguf_values import boolean
 from qtool.gguf.architectures import limits, sparse_keys
@@ -24,7 +25,6 @@ from qtool.gguf.architectures.modules import (
 )
 from qtool.gguf.architectures.row import Architecture
 from qtool.gguf.architectures.sparse_keys import ROTATED, SIGMOID, gating, with_own
-from qtool.gguf.from_hf.hf_config import Config, count, layer_types
 from qtool.gguf.from_hf.row_maps import FIRST_HALF, SECOND_HALF, RowMap, some_rows
 
 SPARSE = "minimax_m3_sparse"

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from qtool.checkpoints.hf_config import Config, count
 from qtool.gguf.from_hf.cuts import Cut
-from qtool.gguf.from_hf.hf_config import Config, count
 from qtool.gguf.from_hf.row_maps import (
     FIRST_HALF,
     KEY_PAIRS,

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qtool.checkpoints.hf_config import Config, count, head_width, layer_types, number
 from qtool.gguf.architectures import keys, limits
 from qtool.gguf.architectures.keys import Key
 from qtool.gguf.architectures.modules import (
@@ -19,7 +20,6 @@ from qtool.gguf.architectures.modules import (
     block,
 )
 from qtool.gguf.architectures.row import Architecture
-from qtool.gguf.from_hf.hf_config import Config, count, head_width, layer_types, number
 
 _POST_EPS = 1e-8
 _MOST_BLOCKS = 1 << 16

@@ -1,5 +1,6 @@
 """Nemotron-H: each block has one part, a state space, attention, an MLP or experts."""
 
+from qtool.checkpoints.hf_config import Config, count
 from qtool.formats.gguf_values import boolean, u32
 from qtool.gguf.architectures import keys, limits, sparse_keys
 from qtool.gguf.architectures.keys import Key
@@ -19,7 +20,6 @@ from qtool.gguf.architectures.state_spaces import (
     sized,
     state_space,
 )
-from qtool.gguf.from_hf.hf_config import Config, count
 from qtool.gguf.from_hf.row_maps import KEY_PAIRS, QUERY_PAIRS
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from qtool.checkpoints.hf_config import BY_BLOCK, Config, count, of_block
 from qtool.errors import SettingError
 from qtool.formats.gguf_values import Kind, Value, array
 from qtool.gguf.architectures.keys import Key
@@ -16,7 +17,6 @@ from qtool.gguf.architectures.nemotron_h import NEMOTRON_H
 from qtool.gguf.architectures.row import Architecture
 from qtool.gguf.architectures.sparse_keys import with_own
 from qtool.gguf.architectures.state_spaces import EXPERTS, kinds_of
-from qtool.gguf.from_hf.hf_config import BY_BLOCK, Config, count, of_block
 
 _OF_EXPERTS = ("moe_intermediate_size", "num_experts_per_tok")
 

@@ -12,10 +12,10 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+from qtool.checkpoints.hf_config import Config, count, number, whole_numbers
 from qtool.formats.gguf_values import Kind, Value, array, u32
 from qtool.gguf.architectures.keys import Key
 from qtool.gguf.architectures.modules import BLOCK, Module, in_blocks
-from qtool.gguf.from_hf.hf_config import Config, count, number, whole_numbers
 
 _WORD = (1 << 64) - 1
 _STEP = 0x9E3779B97F4A7C15

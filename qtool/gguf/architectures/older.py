@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from qtool.checkpoints.hf_config import FOUR_WIDTHS, Config, count, number
 from qtool.formats.gguf_values import Value, f32, string, u32
 from qtool.gguf.architectures import keys, limits
 from qtool.gguf.architectures.keys import Key
 from qtool.gguf.architectures.modules import Module, Where, in_blocks
 from qtool.gguf.architectures.row import GELU, Architecture
-from qtool.gguf.from_hf.hf_config import FOUR_WIDTHS, Config, count, number
 from qtool.gguf.from_hf.row_maps import QKV_BY_KIND, RowMap, Rows
 
 _T = "transformer."

@@ -10,8 +10,8 @@ own.
 import re
 from collections.abc import Iterable
 
+from qtool.checkpoints.hf_config import Config, count
 from qtool.gguf.architectures.modules import BLOCK, Module, block
-from qtool.gguf.from_hf.hf_config import Config, count
 
 MTP = "mtp_num_hidden_layers"  # the setting that counts them
 _OWN = {

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from qtool.checkpoints.hf_config import Config, count, layer_types
 from qtool.formats.gguf_values import Kind, Value, array
 from qtool.gguf.architectures import limits, ngrams
 from qtool.gguf.architectures.keys import Key
@@ -25,7 +26,6 @@ from qtool.gguf.architectures.linear_attention import (
 from qtool.gguf.architectures.modules import BLOCK, Module, norms_plus_one
 from qtool.gguf.architectures.prediction import MTP
 from qtool.gguf.architectures.row import Architecture
-from qtool.gguf.from_hf.hf_config import Config, count, layer_types
 from qtool.gguf.from_hf.row_maps import some_rows
 
 _ATTENTION = ("indexed_attention", "full_attention")  # two names of the same

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from qtool.checkpoints.hf_config import Config, count, layer_types
 from qtool.formats.gguf_values import Value, boolean, string, u32
 from qtool.gguf.architectures import keys, limits, sparse_keys
 from qtool.gguf.architectures.dense import QWEN
@@ -32,7 +33,6 @@ from qtool.gguf.architectures.prediction import AHEAD
 from qtool.gguf.architectures.row import Architecture
 from qtool.gguf.architectures.sparse import CHOICE_BIAS
 from qtool.gguf.architectures.sparse_keys import SIGMOID, blocks_with, gating, with_own
-from qtool.gguf.from_hf.hf_config import Config, count, layer_types
 
 _SHARED = tuple(name.replace("mlp.", "mlp.shared_experts.") for name in MLP)
 _ROUTED = (*experts("mlp.experts", "gate_proj", "up_proj", "down_proj"), *block(*_SHARED))

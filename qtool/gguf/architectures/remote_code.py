@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from qtool.checkpoints.hf_config import Config, count, head_width, number, whole_numbers
 from qtool.formats.gguf_values import Value, f32, u32
 from qtool.gguf.architectures import keys, limits, sparse_keys
 from qtool.gguf.architectures.dense import LLAMA
@@ -29,7 +30,6 @@ from qtool.gguf.architectures.modules import (
 )
 from qtool.gguf.architectures.row import LLAMA_ROPE, OWN_HEADS, Architecture
 from qtool.gguf.architectures.sparse_keys import SIGMOID, SOFTMAX, with_own
-from qtool.gguf.from_hf.hf_config import Config, count, head_width, number, whole_numbers
 from qtool.gguf.from_hf.row_maps import RowMap, Rows
 
 _LEADING = "first_k_dense_replace"

@@ -11,6 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from qtool.checkpoints.hf_config import (
+    Config,
+    count,
+    head_width,
+    number,
+)
 from qtool.formats.gguf_values import Value, f32, string, u32
 from qtool.gguf.architectures import keys, limits
 from qtool.gguf.architectures.keys import Key
@@ -24,12 +30,6 @@ from qtool.gguf.architectures.modules import (
 )
 from qtool.gguf.architectures.row import OWN_HEADS, Architecture
 from qtool.gguf.architectures.sparse_keys import with_own
-from qtool.gguf.from_hf.hf_config import (
-    Config,
-    count,
-    head_width,
-    number,
-)
 from qtool.gguf.from_hf.row_maps import RowMap, Rows
 
 _Fit = Callable[[Module, Config], Module]

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qtool.checkpoints.hf_config import BY_BLOCK, Config, complete, count
 from qtool.gguf.architectures import limits
 from qtool.gguf.architectures.keys import Key
 from qtool.gguf.architectures.limits import Limit
 from qtool.gguf.architectures.modules import HEADS, Module
-from qtool.gguf.from_hf.hf_config import BY_BLOCK, Config, complete, count
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,10 @@
 Of a text alone all three count the same positions.
 """
 
+from qtool.checkpoints.hf_config import Config
 from qtool.errors import SettingError
 from qtool.formats.gguf_values import Kind, Value, array
 from qtool.gguf.architectures.keys import Key
-from qtool.gguf.from_hf.hf_config import Config
 
 _SECTIONS = 4  # time, height, width, and one more that llama.cpp has
 

@@ -6,6 +6,7 @@ inputs of blocks; so each is one of the decoders of text, under a name and with 
 
 from dataclasses import replace
 
+from qtool.checkpoints.hf_config import WIDTH_BY_HEADS, Config, count
 from qtool.errors import SourceError
 from qtool.formats.gguf_values import Kind, Value, array, u32
 from qtool.gguf.architectures import keys, limits
@@ -16,7 +17,6 @@ from qtool.gguf.architectures.row import LLAMA_ROPE, Architecture
 from qtool.gguf.architectures.sections import sections
 from qtool.gguf.architectures.sparse import QWEN_EXPERTS
 from qtool.gguf.from_hf.cuts import Cut
-from qtool.gguf.from_hf.hf_config import WIDTH_BY_HEADS, Config, count
 
 _SPATIAL = [12, 15, 18, 21]  # blocks of Granite 4 Vision, where config.json does not say
 _ROPE = ("default", "mrope", "linear", "yarn", "dynamic")

@@ -11,9 +11,9 @@ so that both directions of conversion can tell before any work.
 from collections.abc import Iterable, Mapping
 from math import prod
 
+from qtool.checkpoints.hf_config import Config, count, of_block
 from qtool.gguf.architectures.modules import Module
 from qtool.gguf.architectures.sizes import SIZES
-from qtool.gguf.from_hf.hf_config import Config, count, of_block
 
 # By how a module's name ends; the longest end that fits counts.
 _ENDS: Mapping[str, tuple[str, ...]] = {

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from qtool.gguf.from_hf.hf_config import Config, count
+from qtool.checkpoints.hf_config import Config, count
 
 
 def product(*names: str) -> Callable[[Config], int]:

@@ -3,6 +3,7 @@
 
 from dataclasses import replace
 
+from qtool.checkpoints.hf_config import Config, count, layer_types
 from qtool.formats.gguf_values import Kind, Value, array, u32
 from qtool.gguf.architectures import keys, limits, sparse_keys
 from qtool.gguf.architectures.keys import Key
@@ -18,7 +19,6 @@ from qtool.gguf.architectures.modules import (
 )
 from qtool.gguf.architectures.row import Architecture
 from qtool.gguf.architectures.sparse_keys import with_own
-from qtool.gguf.from_hf.hf_config import Config, count, layer_types
 from qtool.gguf.from_hf.row_maps import FIRST_HALF, SECOND_HALF, RowMap
 
 CONVOLUTION = "conv"

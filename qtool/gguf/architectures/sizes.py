@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Mapping
 
+from qtool.checkpoints.hf_config import Config, count, head_width, number
 from qtool.gguf.architectures.shapes_newest import NEWEST
-from qtool.gguf.from_hf.hf_config import Config, count, head_width, number
 
 
 def _heads(config: Config) -> int:

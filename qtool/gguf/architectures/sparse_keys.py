@@ -3,10 +3,10 @@ up. `experts` is said under the name that the class of transformers has for it."
 
 from collections.abc import Iterable
 
+from qtool.checkpoints.hf_config import Config, count, head_width, number
 from qtool.formats.gguf_values import Value, u32
 from qtool.gguf.architectures.keys import MOE, USUAL, Key
 from qtool.gguf.architectures.prediction import MTP
-from qtool.gguf.from_hf.hf_config import Config, count, head_width, number
 
 Keys = tuple[Key, ...]
 SOFTMAX, SIGMOID = 1, 2

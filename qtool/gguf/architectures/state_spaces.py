@@ -4,12 +4,12 @@ checkpoint  A_log, D [heads]     norm [heads * width of a head]
 gguf        [heads, 1]           [groups, heads * width of a head / groups]
 """
 
+from qtool.checkpoints.hf_config import Config, count, layer_types, number
 from qtool.errors import SourceError
 from qtool.formats.gguf_values import Kind, Value, array, u32
 from qtool.gguf.architectures.keys import Key
 from qtool.gguf.architectures.modules import Module, Where
 from qtool.gguf.architectures.sizes import SIZES
-from qtool.gguf.from_hf.hf_config import Config, count, layer_types, number
 from qtool.gguf.from_hf.value_maps import MINUS_EXP
 
 STATE, ATTENTION, MLP, EXPERTS = "M", "*", "-", "E"

@@ -8,6 +8,15 @@ from typing import Any
 
 import numpy as np
 
+from qtool.checkpoints.hf_config import (
+    BY_BLOCK,
+    Config,
+    count,
+    layer_types,
+    number,
+    of_block,
+    whole_numbers,
+)
 from qtool.errors import SettingError
 from qtool.formats.gguf_values import Kind, Value, array, boolean, u32
 from qtool.gguf.architectures import limits, sparse_keys
@@ -29,16 +38,7 @@ from qtool.gguf.architectures.modules import (
 )
 from qtool.gguf.architectures.row import Architecture
 from qtool.gguf.architectures.sparse_keys import SIGMOID, gating, with_own
-from qtool.gguf.from_hf.hf_config import (
-    BY_BLOCK,
-    Config,
-    count,
-    layer_types,
-    number,
-    of_block,
-    whole_numbers,
-)
-from qtool.printable import in_json
+from qtool.telling.printable import in_json
 
 _WINDOW = "sliding_attention"
 _LEADING = 3  # blocks without experts, unless config.json says otherwise

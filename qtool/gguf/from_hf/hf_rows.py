@@ -12,7 +12,6 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from qtool.checkpoints.finite import beyond
 from qtool.errors import OTHER_MODEL, FormatError, UnsupportedError
 from qtool.formats import safetensors_file as st
 from qtool.formats.safetensors_file import TensorInfo
@@ -20,6 +19,7 @@ from qtool.gguf.from_hf.cuts import Cut, Stretch, cut_out
 from qtool.gguf.from_hf.row_maps import Factor, RowMap, Rows
 from qtool.gguf.from_hf.value_maps import ValueMap
 from qtool.gguf_types import BF16, F16, F32, BlockType
+from qtool.streaming.finite import beyond
 
 _PIECE = 1 << 24  # bytes compared at a time
 # F64 is read as F32, as convert_hf_to_gguf.py does.

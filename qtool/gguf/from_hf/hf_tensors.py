@@ -13,6 +13,7 @@ import numpy as np
 
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.checkpoints.decoder_names import name_alone, sees
+from qtool.checkpoints.hf_config import count
 from qtool.errors import OTHER_MODEL, FormatError, SourceError, UnsupportedError
 from qtool.formats import safetensors_file as st
 from qtool.formats.gguf_values import Kind, Value, array
@@ -21,12 +22,11 @@ from qtool.gguf.architectures.prediction import name_in_table
 from qtool.gguf.architectures.shapes import expected_shape
 from qtool.gguf.from_hf.cuts import Cut
 from qtool.gguf.from_hf.expert_rows import BLOCKS, MXFP4, SCALES, biases, packed_rows
-from qtool.gguf.from_hf.hf_config import count
 from qtool.gguf.from_hf.hf_rows import TYPES, hf_rows, padded, same_bytes, whole_rows
 from qtool.gguf.from_hf.row_maps import RowMap
-from qtool.gguf.kinds import stored_shape
 from qtool.gguf.source import ReadRows, SourceTensor
 from qtool.gguf_types import F32, I32
+from qtool.mixtures.kinds import stored_shape
 from qtool.transforms.rotated import Rotated
 
 # What convert_hf_to_gguf.py widens beside vectors.

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qtool.checkpoints.hf_config import Config, count, head_width, number, of_block
 from qtool.errors import SettingError, SourceError
-from qtool.gguf.from_hf.hf_config import Config, count, head_width, number, of_block
 
 NOT_ROTATED = 1e30  # as a divisor
 

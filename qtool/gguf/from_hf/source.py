@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from qtool.checkpoints import padding, structure
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.checkpoints.decoder_names import SAVE_WITH_HEAD
+from qtool.checkpoints.hf_config import Config, count
 from qtool.errors import OTHER_MODEL, FormatError, SourceError, UnsupportedError
 from qtool.formats.gguf_values import Value, string, u32
 from qtool.gguf.architectures import Architecture, architecture_of
@@ -23,14 +24,13 @@ from qtool.gguf.architectures.limits import usual_yarn
 from qtool.gguf.architectures.modules import HEADS, Module
 from qtool.gguf.architectures.prediction import MTP, predicting_blocks
 from qtool.gguf.from_hf.general import general_metadata
-from qtool.gguf.from_hf.hf_config import Config, count
 from qtool.gguf.from_hf.hf_tensors import Found
 from qtool.gguf.from_hf.rope_tensors import rope_tensors
 from qtool.gguf.source import QUANTIZATION_VERSION, GgufSource, SourceTensor
 from qtool.gguf.tokenizer.keys import tokenizer_metadata
 from qtool.gguf_types import F32
 from qtool.planning.beside import refuse_adapter, said
-from qtool.remarks import NOTE
+from qtool.telling.remarks import NOTE
 
 NOTHING_READS = "nothing reads it: this block takes keys and values of an earlier one"
 _COMPUTED = (

@@ -34,7 +34,7 @@ from qtool.formats.gguf_writer import GgufWriter, TensorSpec, lay_out
 from qtool.gguf.importance.imatrix_dat import check_values, read_dat
 from qtool.gguf_types import F32
 from qtool.record import CALIBRATION
-from qtool.runs.staging import staged_file
+from qtool.workspaces.staging import staged_file
 
 Floats = NDArray[np.float32]
 Counts = NDArray[np.int64]

@@ -22,11 +22,11 @@ import qtool
 from qtool.errors import SourceError
 from qtool.formats.gguf_values import Value, string
 from qtool.gguf.importance.imatrix import Counts, Floats, Importance
-from qtool.gguf.kinds import kept_reason
 from qtool.gguf.source import GgufSource, SourceTensor
 from qtool.gguf.tokenizer.pretokenizers import adds_bos
+from qtool.mixtures.kinds import kept_reason
+from qtool.provenance.provenance import with_gpu
 from qtool.record import CALIBRATION
-from qtool.runs.provenance import with_gpu
 from qtool.texts.calibration import Calibration
 
 if TYPE_CHECKING:  # they import torch

@@ -6,10 +6,10 @@ where it is a LayerNorm. Any other bias would be passed over, and one that is mi
 
 from collections.abc import Collection
 
+from qtool.checkpoints.hf_config import Config
 from qtool.errors import FormatError, UnsupportedError
 from qtool.gguf.architectures import Architecture
 from qtool.gguf.architectures.modules import ENDS, HEADS
-from qtool.gguf.from_hf.hf_config import Config
 from qtool.gguf.from_hf.source import gguf_names
 from qtool.gguf.source import GgufSource
 

@@ -17,16 +17,15 @@ from typing import Any
 
 import numpy as np
 
+from qtool.checkpoints.hf_config import count
 from qtool.errors import FormatError
 from qtool.formats.safetensors_header import TensorSpec
 from qtool.gguf.architectures import TABLE, Architecture
 from qtool.gguf.architectures.modules import HEADS, Module
 from qtool.gguf.architectures.prediction import MTP, name_in_checkpoint
 from qtool.gguf.architectures.shapes import expected_shape
-from qtool.gguf.from_hf.hf_config import count
 from qtool.gguf.from_hf.hf_tensors import ALWAYS_FLOAT32
 from qtool.gguf.from_hf.source import NOTHING_READS, gguf_names
-from qtool.gguf.kinds import stored_shape
 from qtool.gguf.second_scales import with_scales
 from qtool.gguf.source import GgufSource, SourceTensor
 from qtool.gguf.to_hf.biases import check_biases
@@ -35,6 +34,7 @@ from qtool.gguf.to_hf.config import check_way_back, hf_config
 from qtool.gguf.to_hf.hf_tensor import PLAIN, HfTensor, floats_of, stored_again, taken_back
 from qtool.gguf.to_hf.joined import Part, joined
 from qtool.gguf_types import F32, I32
+from qtool.mixtures.kinds import stored_shape
 
 DTYPES = {"float16": "F16", "bfloat16": "BF16", "float32": "F32"}
 _COMPUTED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")

@@ -7,14 +7,14 @@ import numpy as np
 from qtool.dequantize import dequantize
 from qtool.formats.safetensors_file import FLOAT_DTYPES
 from qtool.scheme import GroupQuant
+from qtool.telling.sentences import count as counted
+from qtool.telling.sentences import some
 from qtool.verification import config
 from qtool.verification.against.fit import WORTH, spread, uneven
 from qtool.verification.against.folds import BEFORE, PLUS_ONE
 from qtool.verification.against.scaling import Compared
 from qtool.verification.against.side_by_side import Floats, norm
 from qtool.verification.finding import Finding
-from qtool.verification.sentences import count as counted
-from qtool.verification.sentences import some
 from qtool.verification.subject import Subject
 
 CHECK = "layer-error"

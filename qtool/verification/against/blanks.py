@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qtool.formats.float_codes import TABLES
+from qtool.float_codes import TABLES
 from qtool.scheme import GroupQuant
 from qtool.verification.against.likeness import Sums, counts_of
 from qtool.verification.against.side_by_side import MOST_ROWS, Floats, SideBySide

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from qtool.streaming.weights import rows_of
+from qtool.telling.sentences import count as counted
+from qtool.telling.sentences import some
 from qtool.verification.against.likeness import others
 from qtool.verification.against.side_by_side import SideBySide, square_of
 from qtool.verification.finding import Finding
-from qtool.verification.sentences import count as counted
-from qtool.verification.sentences import some
 from qtool.verification.subject import Subject
 
 ROUNDING = 0.01  # relative: what another dtype may change

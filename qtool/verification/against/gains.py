@@ -16,13 +16,13 @@ from collections.abc import Iterator, Sequence, Set
 
 import numpy as np
 
+from qtool.telling.sentences import AGAIN, some, verb
+from qtool.telling.sentences import count as counted
 from qtool.verification.against.folds import block_of
 from qtool.verification.against.multiples import CHECK
 from qtool.verification.against.pairs import Heads, has_exact_rows, heads_of, made
 from qtool.verification.against.scaling import Compared
 from qtool.verification.finding import Finding
-from qtool.verification.sentences import AGAIN, some, verb
-from qtool.verification.sentences import count as counted
 from qtool.verification.subject import Subject
 
 _LEAST = 0.1  # of the logarithm; where codes are coarse, this share of the relative errors of both

@@ -12,6 +12,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from qtool.telling.sentences import AGAIN, some, verb
+from qtool.telling.sentences import count as counted
 from qtool.verification.against.factors import RECIPROCALS
 from qtool.verification.against.folds import PLUS_ONE, block_of, settled
 from qtool.verification.against.norms import CHECK as NORMS
@@ -19,8 +21,6 @@ from qtool.verification.against.pairs import heads_of, is_made_up_for, unpaired
 from qtool.verification.against.scaling import Compared
 from qtool.verification.against.single_scales import as_words, is_folded, worst
 from qtool.verification.finding import Finding
-from qtool.verification.sentences import AGAIN, some, verb
-from qtool.verification.sentences import count as counted
 from qtool.verification.subject import Subject
 
 CHECK = "layer-error"

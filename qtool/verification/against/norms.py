@@ -14,6 +14,8 @@ import numpy as np
 
 from qtool.formats.dtypes import FLOAT_DTYPES
 from qtool.gguf.architectures import TABLE, class_named
+from qtool.telling.sentences import AGAIN, some, verb
+from qtool.telling.sentences import count as counted
 from qtool.verification import config
 from qtool.verification.against.casts import only_cast, same
 from qtool.verification.against.fit import MATCH, uneven
@@ -23,8 +25,6 @@ from qtool.verification.against.scaling import Compared
 from qtool.verification.against.side_by_side import Floats
 from qtool.verification.against.takers import LEAST, Answer, asked, off_channels
 from qtool.verification.finding import Finding
-from qtool.verification.sentences import AGAIN, some, verb
-from qtool.verification.sentences import count as counted
 from qtool.verification.subject import Subject
 
 CHECK = "norms"

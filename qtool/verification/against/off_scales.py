@@ -22,7 +22,7 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-from qtool.formats.float_codes import LARGEST, TABLES
+from qtool.float_codes import LARGEST, TABLES
 from qtool.scheme import GroupQuant
 from qtool.verification.against.likeness import sums_by_group
 from qtool.verification.against.places import weights_of

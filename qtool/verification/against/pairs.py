@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from qtool.artifacts.cache_scales import key_heads
 from qtool.checkpoints import structure
-from qtool.planning.cache import key_heads
 from qtool.transforms.places import Index, head_places, row_maps
 from qtool.verification.against.fit import MATCH, distance, spread, uneven
 from qtool.verification.against.scaling import Compared

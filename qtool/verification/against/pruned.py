@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from qtool.telling.sentences import count as counted
+from qtool.telling.sentences import some
 from qtool.verification.finding import Finding
-from qtool.verification.sentences import count as counted
-from qtool.verification.sentences import some
 
 _ALL = 0.999  # of the fours
 _FOUR = 4

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from qtool.artifacts.artifact import Artifact
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.checkpoints.padding import padded
-from qtool.checkpoints.source import opened
+from qtool.converting.source import opened
 from qtool.errors import QtoolError
 from qtool.gguf.open import is_gguf
 from qtool.gguf.source import GgufSource

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from qtool.telling.sentences import AGAIN
+from qtool.telling.sentences import count as counted
 from qtool.verification.against.off_scales import NEAR, OffScale
 from qtool.verification.against.scaling import Compared, are_even
 from qtool.verification.against.side_by_side import Floats
 from qtool.verification.finding import Finding
-from qtool.verification.sentences import AGAIN
-from qtool.verification.sentences import count as counted
 
 _SHOWN = 3
 _LARGE = 100

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from qtool.formats.float_codes import TABLES
+from qtool.float_codes import TABLES
 from qtool.scheme import GroupQuant
 from qtool.verification.against.side_by_side import MOST_ROWS, Floats
 from qtool.verification.matrix import group_means

@@ -11,11 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from qtool.telling.sentences import AGAIN, some
+from qtool.telling.sentences import count as counted
 from qtool.verification.against.scaling import Compared
 from qtool.verification.against.single_scales import is_folded
 from qtool.verification.finding import Finding
-from qtool.verification.sentences import AGAIN, some
-from qtool.verification.sentences import count as counted
 
 _FAR = 1.5  # times the usual error over the expected one
 _MOST = 0.25  # of the matrices: more are no exception

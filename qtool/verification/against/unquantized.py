@@ -4,6 +4,8 @@ import math
 from collections.abc import Mapping, Sequence
 
 from qtool.formats.safetensors_file import FLOAT_DTYPES
+from qtool.telling.sentences import count as counted
+from qtool.telling.sentences import some
 from qtool.verification import config
 from qtool.verification.against import casts, pruned
 from qtool.verification.against.biases import as_its_rows
@@ -23,8 +25,6 @@ from qtool.verification.against.side_by_side import (
     scaled,
 )
 from qtool.verification.finding import Finding
-from qtool.verification.sentences import count as counted
-from qtool.verification.sentences import some
 from qtool.verification.subject import Subject
 
 CHECK = "layer-error"

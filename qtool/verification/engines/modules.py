@@ -18,13 +18,13 @@ from typing import Any
 
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.checkpoints.fused_names import fused_tensors, layer_of
-from qtool.checkpoints.layer_names import is_head
+from qtool.checkpoints.hf_config import TEXT_CONFIGS
 from qtool.errors import QtoolError, SourceError
 from qtool.formats.bitsandbytes import skips
 from qtool.formats.compressed_tensors_config import named
 from qtool.formats.facts import names_of
+from qtool.formats.layer_names import is_head
 from qtool.formats.patterns import any_of
-from qtool.gguf.from_hf.hf_config import TEXT_CONFIGS
 from qtool.streaming.weights import Weights
 from qtool.verification.classes import COUNTS
 from qtool.verification.engines.local import EXPERTS, instead_for_experts

@@ -27,12 +27,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from qtool.checkpoints.layer_names import FUSED, experts_of
 from qtool.checkpoints.structure import OTHER_TOWERS
 from qtool.formats import auto_round
 from qtool.formats.compressed_tensors_config import named
 from qtool.formats.facts import names_of
 from qtool.formats.gptq_dynamic import entry_for, negative
+from qtool.formats.layer_names import FUSED, experts_of
 from qtool.formats.patterns import any_of
 from qtool.verification.engines import auto_round_config
 from qtool.verification.engines.targets import group_of, named_in_targets

@@ -15,7 +15,6 @@ from typing import Any
 from qtool.artifacts.artifact import Artifact
 from qtool.artifacts.entry import Entry
 from qtool.artifacts.stored_config import quantization_config
-from qtool.checkpoints.layer_names import is_head, is_table
 from qtool.checkpoints.roles import OUTSIDE, roles_of
 from qtool.checkpoints.structure import (
     AHEAD,
@@ -27,8 +26,9 @@ from qtool.checkpoints.structure import (
 )
 from qtool.errors import QtoolError, SourceError
 from qtool.formats import auto_round, mxfp4
+from qtool.formats.layer_names import is_head, is_table
 from qtool.formats.safetensors_header import TensorInfo
-from qtool.planning.planned import Planned
+from qtool.planned import Planned
 from qtool.scheme import Dropped, Scheme
 from qtool.verification.engines.targets import weight_arguments
 from qtool.verification.finding import About, Finding, Severity

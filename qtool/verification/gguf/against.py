@@ -4,13 +4,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from qtool.gguf.kinds import stored_shape
 from qtool.gguf.source import GgufSource
+from qtool.mixtures.kinds import stored_shape
 from qtool.native.sums import checksum
+from qtool.telling.sentences import count as counted
+from qtool.telling.sentences import some, verb
 from qtool.verification.finding import Finding
 from qtool.verification.gguf.sums import Sums
-from qtool.verification.sentences import count as counted
-from qtool.verification.sentences import some, verb
 
 
 def check_against(file: GgufSource, source: GgufSource) -> Iterator[Finding]:

@@ -8,11 +8,11 @@ from qtool.checkpoints.padding import asked_in, not_compared, padded, padded_as
 from qtool.errors import QtoolError
 from qtool.gguf.inspect import gguf_models
 from qtool.gguf.open import is_gguf, open_source
-from qtool.gguf.plan import CHECKSUM_KEY, RECIPE_KEY, SCALES_KEY
 from qtool.gguf.source import GgufSource
 from qtool.gguf_types import BY_NAME
-from qtool.runs import embedded
-from qtool.runs.progress import Progress
+from qtool.planning.gguf.plan import CHECKSUM_KEY, RECIPE_KEY, SCALES_KEY
+from qtool.provenance import embedded
+from qtool.telling.progress import Progress
 from qtool.verification import unlike_settings
 from qtool.verification.against import made_up, swapped, to_nearest
 from qtool.verification.finding import Finding, LayerError, Verdict
@@ -123,7 +123,7 @@ def _source(path: Path, file: GgufSource, against: Path) -> tuple[GgufSource | N
 def _as_wide(against: Path, file: GgufSource) -> GgufSource:
     """The source, padded where the file has larger widths: made of a padded model, or padded by
     another tool."""
-    from qtool.checkpoints.source import opened
+    from qtool.converting.source import opened
     from qtool.gguf.from_hf.source import hf_source
     from qtool.gguf.to_hf.model import hf_model
 
@@ -140,7 +140,7 @@ def _as_wide(against: Path, file: GgufSource) -> GgufSource:
 
 def _padded(against: Path, multiple: int) -> tuple[GgufSource | None, list[Finding]]:
     """The source with the widths of the file."""
-    from qtool.checkpoints.source import opened
+    from qtool.converting.source import opened
     from qtool.gguf.from_hf.source import hf_source
 
     if is_gguf(against):

@@ -4,6 +4,8 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from qtool.gguf.source import GgufSource
+from qtool.telling.sentences import count as counted
+from qtool.telling.sentences import some
 from qtool.verification.against import made_up, swapped, to_nearest
 from qtool.verification.against.scaling import UNEXPLAINED, WRONG
 from qtool.verification.finding import Finding, LayerError
@@ -12,8 +14,6 @@ from qtool.verification.gguf.blanks import Blank
 from qtool.verification.gguf.single_blocks import OffBlock
 from qtool.verification.gguf.sums import LOST, PART, SCALED, Sums
 from qtool.verification.gguf.typical import COARSE, TYPICAL
-from qtool.verification.sentences import count as counted
-from qtool.verification.sentences import some
 
 CHECK = "layer-error"
 # Times the typical error; other numbers than normal ones make up to 2 of it.

@@ -4,9 +4,11 @@ that is called otherwise there, or a few of another model among many that are ne
 import math
 from collections.abc import Iterator, Mapping
 
-from qtool.gguf.kinds import stored_shape
 from qtool.gguf.source import GgufSource, SourceTensor
 from qtool.gguf.to_hf.hf_tensor import floats_of
+from qtool.mixtures.kinds import stored_shape
+from qtool.telling.sentences import AGAIN, verb
+from qtool.telling.sentences import count as counted
 from qtool.verification.against import swapped, to_nearest
 from qtool.verification.against.factors import LEAST, WORTH
 from qtool.verification.against.scaling import Compared
@@ -14,8 +16,6 @@ from qtool.verification.against.side_by_side import Floats
 from qtool.verification.against.single_scales import as_words, worst
 from qtool.verification.finding import Finding
 from qtool.verification.gguf.sums import LOST, SCALED, Sums
-from qtool.verification.sentences import AGAIN, verb
-from qtool.verification.sentences import count as counted
 
 
 def multiples(sums: Sums) -> dict[str, float]:

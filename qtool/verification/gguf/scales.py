@@ -15,10 +15,10 @@ from qtool.gguf.second_scales import (
     with_scales,
 )
 from qtool.gguf.source import GgufSource
+from qtool.telling.sentences import count as counted
+from qtool.telling.sentences import some
 from qtool.verification.finding import Finding
 from qtool.verification.gguf.tensors import row_of
-from qtool.verification.sentences import count as counted
-from qtool.verification.sentences import some
 
 _MEND = "make the file again, or encode these matrices anew (qtool quantize FILE --requantize)"
 

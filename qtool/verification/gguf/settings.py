@@ -11,9 +11,9 @@ from typing import Any
 from qtool.formats.gguf_values import Kind, Value
 from qtool.gguf.source import GgufSource
 from qtool.gguf.to_hf.keys import TAKEN
+from qtool.telling.sentences import count as counted
+from qtool.telling.sentences import some
 from qtool.verification.finding import Finding
-from qtool.verification.sentences import count as counted
-from qtool.verification.sentences import some
 from qtool.verification.unlike_settings import VOCABULARY, is_number, unlike
 
 _SHOWN = 60  # characters of a value

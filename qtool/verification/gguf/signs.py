@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool.gguf_types import BlockType
+from qtool.telling.sentences import AGAIN, some
+from qtool.telling.sentences import count as counted
 from qtool.verification.finding import Finding
 from qtool.verification.gguf.single_blocks import Placed
-from qtool.verification.sentences import AGAIN, some
-from qtool.verification.sentences import count as counted
 
 # Where in a block they lie, in bytes.
 SCALES: Mapping[str, Mapping[str, int]] = {

@@ -13,21 +13,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool import native_gguf
-from qtool.gguf.kinds import stored_shape
+from qtool.checkpoints.holes import torn, zero_stretches
 from qtool.gguf.pieces import CACHED_WEIGHTS, Pieces
 from qtool.gguf.planned import PlannedTensor
 from qtool.gguf.source import GgufSource, SourceTensor
 from qtool.gguf.to_hf.hf_tensor import floats_of
-from qtool.gguf.workers import in_order
 from qtool.gguf_types import BY_NAME, FLOATS, BlockType
+from qtool.mixtures.kinds import stored_shape
 from qtool.native.sums import checksum
+from qtool.streaming.in_order import in_order
 from qtool.verification.against.likeness import others
 from qtool.verification.against.side_by_side import sums_of_products
 from qtool.verification.gguf.blanks import Blank, blanks
 from qtool.verification.gguf.signs import Negative, negative
 from qtool.verification.gguf.single_blocks import OffBlock, off_blocks
 from qtool.verification.gguf.typical import TYPICAL
-from qtool.verification.holes import torn, zero_stretches
 
 # Blocks of 32 that begin with their scale, a float16: what they explain is known exactly.
 SCALED = {"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"}

@@ -13,7 +13,6 @@ from qtool.gguf.architectures import TABLE, Architecture
 from qtool.gguf.architectures.modules import HEADS
 from qtool.gguf.architectures.shapes import expected_shape
 from qtool.gguf.from_hf.source import gguf_names
-from qtool.gguf.kinds import layer_of, stored_shape
 from qtool.gguf.source import GgufSource
 from qtool.gguf.to_hf.blocks import WITH_STATES, put_layer_types, put_state_spaces
 from qtool.gguf.to_hf.classes import class_of
@@ -21,9 +20,10 @@ from qtool.gguf.to_hf.config import has_way_back, hf_config
 from qtool.gguf.to_hf.gemma4 import put_blocks
 from qtool.gguf.to_hf.keys import one_for_all
 from qtool.gguf.to_hf.latent import put_whole_latents
+from qtool.mixtures.kinds import layer_of, stored_shape
+from qtool.telling.sentences import count as counted
+from qtool.telling.sentences import some
 from qtool.verification.finding import Finding
-from qtool.verification.sentences import count as counted
-from qtool.verification.sentences import some
 
 _COMPUTED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 _SIZES = {

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from qtool.gguf.kinds import stored_shape
 from qtool.gguf.to_hf.hf_tensor import floats_of
+from qtool.mixtures.kinds import stored_shape
 from qtool.verification.finding import Finding
 from qtool.verification.gguf import signs
 from qtool.verification.gguf.sums import Sums

@@ -7,7 +7,7 @@ from typing import Any
 
 from qtool.formats.gguf_writer import GgufWriter
 from qtool.formats.safetensors_file import StreamWriter
-from qtool.runs.journal import Journal
+from qtool.workspaces.journal import Journal
 
 KILLED = 9
 

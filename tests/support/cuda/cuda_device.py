@@ -8,8 +8,8 @@ from itertools import count
 import pytest
 import torch
 
+from qtool.cuda.device import Device, open_gpu
 from qtool.cuda.tasks import Task
-from qtool.streaming.device import Device, open_gpu
 from support.cuda.cuda_emulation import Emulator, emulator
 
 __all__ = ["device", "emulator"]

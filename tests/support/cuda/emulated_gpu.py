@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from qtool.cuda.device import Device, open_gpu
+from qtool.quantizing import pipeline
 from qtool.recipe.recipe import load
-from qtool.runs import pipeline
-from qtool.runs.progress import Progress
 from qtool.runs.request import Request
-from qtool.streaming.device import Device, open_gpu
+from qtool.telling.progress import Progress
 from support.cuda.cuda_emulation import Emulator, OnGpu
 from support.cuda.emulated_cuda import Cuda, emulated
 

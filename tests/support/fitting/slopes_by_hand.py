@@ -10,16 +10,16 @@ from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
 from qtool.checkpoints.checkpoint import Checkpoint
-from qtool.fitting import slopes
 from qtool.fitting.gguf_losses import Weighed, weighed
-from qtool.fitting.slope import Slope, Slopes
 from qtool.gguf.from_hf.source import hf_source
-from qtool.gguf.plan import make_gguf_plan
-from qtool.gguf.recipe import GgufRecipe
+from qtool.planning.gguf.plan import make_gguf_plan
+from qtool.recipe.gguf import GgufRecipe
 from qtool.recipe.recipe import load
-from qtool.runs.progress import Progress
-from qtool.runs.workspace import workspace
+from qtool.slopes import slopes
+from qtool.slopes.slope import Slope, Slopes
 from qtool.streaming.skeleton import Skeleton
+from qtool.telling.progress import Progress
+from qtool.workspaces.workspace import workspace
 from support.models import arch_models
 
 TOKENS = np.random.default_rng(1).integers(3, arch_models.VOCABULARY, (3, 40), dtype=np.int64)

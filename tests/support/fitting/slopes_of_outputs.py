@@ -7,10 +7,10 @@ from numpy.typing import NDArray
 
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.checkpoints.fused_experts import apart
-from qtool.fitting.ends import Ends
-from qtool.runs.progress import Progress
-from qtool.runs.workspace import Workspace, workspace
+from qtool.slopes.ends import Ends
 from qtool.streaming.skeleton import Skeleton
+from qtool.telling.progress import Progress
+from qtool.workspaces.workspace import Workspace, workspace
 from support.models import arch_models
 
 QUIET = Progress(quiet=True)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from qtool.formats.float_codes import TABLES, encode
+from qtool.float_codes import TABLES, encode
 from qtool.scheme import GroupQuant, Scheme
 from support.formats.artifact_files import random_quant
 

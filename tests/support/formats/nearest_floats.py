@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from qtool.formats.float_codes import TABLES
+from qtool.float_codes import TABLES
 from qtool.recipe.recipe import load
 from qtool.scheme import Scheme
 

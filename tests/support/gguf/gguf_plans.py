@@ -1,8 +1,8 @@
 """Plans of GGUF files."""
 
-from qtool.gguf.plan import GgufPlan, make_gguf_plan
-from qtool.gguf.recipe import GgufRecipe
 from qtool.gguf.source import GgufSource
+from qtool.planning.gguf.plan import GgufPlan, make_gguf_plan
+from qtool.recipe.gguf import GgufRecipe
 from qtool.recipe.recipe import load
 
 

@@ -11,17 +11,17 @@ import torch
 from qtool.calibrating.sites import refuse_conv1d
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.checkpoints.fused_experts import apart
-from qtool.gguf.gptq.sweeping import Sweeping
-from qtool.gguf.quantize import run_gguf
-from qtool.gguf.recipe import GgufRecipe
-from qtool.gguf.request import GgufRequest
-from qtool.gguf.to_hf import convert
+from qtool.converting import gguf_to_hf as convert
+from qtool.cuda.device import Device
+from qtool.quantizing.gguf.gptq.sweeping import Sweeping
+from qtool.quantizing.gguf.quantize import run_gguf
 from qtool.recipe import recipe as recipes
-from qtool.runs.progress import Progress
-from qtool.runs.summary import Summary
-from qtool.streaming.device import Device
+from qtool.recipe.gguf import GgufRecipe
+from qtool.runs.gguf_request import GgufRequest
 from qtool.streaming.skeleton import Skeleton
+from qtool.telling.progress import Progress
 from qtool.transforms import awq
+from qtool.workspaces.summary import Summary
 from support.gguf import gguf_from_hf, gguf_models
 from support.runs import quantizing
 from support.runs.killed_runs import Died, dying

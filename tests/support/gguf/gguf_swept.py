@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from qtool import tiny
+from qtool.cuda.device import Device
 from qtool.formats.gguf_file import GgufFile
-from qtool.gguf import kinds
 from qtool.gguf.gptq.levels import SWEPT
 from qtool.gguf.open import open_source
 from qtool.gguf.to_hf.weights import gguf_weights
-from qtool.runs.summary import OUTPUTS
-from qtool.streaming.device import Device
+from qtool.mixtures import kinds
 from qtool.verification.run import verify_artifact
+from qtool.workspaces.summary import OUTPUTS
 from support.gguf.gguf_runs import fed_blocks, write
 from support.models.small_models import checkpoint
 from support.runs import quantizing

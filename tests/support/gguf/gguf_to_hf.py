@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from qtool.checkpoints.checkpoint import Checkpoint
+from qtool.converting import gguf_to_hf as convert
 from qtool.formats.gguf_values import Value
 from qtool.gguf.from_hf import source as from_hf
 from qtool.gguf.from_hf.source import hf_source
 from qtool.gguf.source import GgufSource
-from qtool.gguf.to_hf import convert
 
 
 @pytest.fixture(autouse=True)

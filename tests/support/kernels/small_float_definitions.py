@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from qtool.formats.float_codes import TABLES, encode, nearest
+from qtool.float_codes import TABLES, encode, nearest
 
 Floats = NDArray[np.float32]
 _LAST = 126  # the byte of e4m3's largest number

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from qtool.gguf.quantize import run_gguf
-from qtool.gguf.request import GgufRequest
 from qtool.hub import tiny_folder
+from qtool.quantizing import pipeline
+from qtool.quantizing.gguf.quantize import run_gguf
 from qtool.recipe.recipe import load
-from qtool.runs import pipeline
-from qtool.runs.progress import Progress
+from qtool.runs.gguf_request import GgufRequest
 from qtool.runs.request import Request
+from qtool.telling.progress import Progress
 from support.runs import quantizing
 from support.runs.quantizing import Call
 

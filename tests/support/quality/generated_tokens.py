@@ -8,8 +8,8 @@ from qtool.generating.generate import Generated
 from qtool.quality.engine_inputs import activations
 from qtool.quality.forward import forward
 from qtool.quality.weights import open_weights
-from qtool.runs.progress import Progress
 from qtool.streaming.skeleton import Skeleton
+from qtool.telling.progress import Progress
 from qtool.texts.tokenizing import tokenize
 
 QUIET = Progress(quiet=True)

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from qtool.errors import QtoolError
-from qtool.gguf.quantize import run_gguf
-from qtool.gguf.recipe import GgufRecipe
-from qtool.gguf.request import GgufRequest
+from qtool.quantizing.gguf.quantize import run_gguf
+from qtool.quantizing.pipeline import run
+from qtool.recipe.gguf import GgufRecipe
 from qtool.recipe.recipe import Recipe, load
-from qtool.runs.journal import Journal
-from qtool.runs.pipeline import run
-from qtool.runs.progress import Progress
+from qtool.runs.gguf_request import GgufRequest
 from qtool.runs.request import Request
+from qtool.telling.progress import Progress
+from qtool.workspaces.journal import Journal
 from support.runs.quantizing import build, files, first_blocks_of_tiny, text_file
 
 RTN, GPTQ, GGUF = "w4g128-rtn", "w4g128-gptq", "q4_k_m"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from qtool.runs import naming, workspace
+from qtool.workspaces import naming, workspace
 
 
 class Killed(BaseException):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from qtool.runs.journal import Journal
+from qtool.workspaces.journal import Journal
 
 
 class Died(BaseException):
@@ -37,7 +37,7 @@ def damage(path: Path, position: int) -> None:
 
 KILLED = """
 import os, signal, sys
-from qtool.runs.journal import Journal
+from qtool.workspaces.journal import Journal
 from qtool.cli.main import main
 commit = Journal.commit
 def killed(*given, **content):

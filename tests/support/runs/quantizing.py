@@ -16,17 +16,17 @@ from safetensors.torch import load_file
 from safetensors.torch import save_file as save_torch
 
 from qtool.artifacts.artifact import Artifact
-from qtool.calibrating import one_block
+from qtool.blockwise import one_block
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.cli import main as cli
 from qtool.hub import tiny_folder
 from qtool.planning.plan import MAX_SHARD_BYTES
+from qtool.quantizing import pipeline
 from qtool.recipe.recipe import load
-from qtool.runs import pipeline
-from qtool.runs.progress import Progress
 from qtool.runs.sink import Sink
-from qtool.runs.summary import Summary
 from qtool.scheme import GroupQuant, joined
+from qtool.telling.progress import Progress
+from qtool.workspaces.summary import Summary
 from support.models import arch_models
 
 # Every character of a small vocabulary is a token, so that any model can have this tokenizer.

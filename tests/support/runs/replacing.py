@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from qtool.runs import replacing
-from qtool.runs.replacing import Replace
-from qtool.runs.staging import staged
-from qtool.runs.workspace import workspace
+from qtool.workspaces import replacing
+from qtool.workspaces.replacing import Replace
+from qtool.workspaces.staging import staged
+from qtool.workspaces.workspace import workspace
 from support.runs.quantizing import files
 
 FREELY = Replace(())

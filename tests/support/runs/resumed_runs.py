@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from qtool.gguf.quantize import run_gguf
-from qtool.gguf.request import GgufRequest
+from qtool.quantizing.gguf.quantize import run_gguf
+from qtool.quantizing.pipeline import run
 from qtool.recipe.recipe import Recipe, load
-from qtool.runs.pipeline import run
-from qtool.runs.progress import Progress
+from qtool.runs.gguf_request import GgufRequest
 from qtool.runs.request import Request
-from qtool.runs.summary import Summary
+from qtool.telling.progress import Progress
+from qtool.workspaces.summary import Summary
 from support.runs.killed_runs import Died, dying
 from support.runs.quantizing import build, files, first_blocks_of_tiny, text_file
 

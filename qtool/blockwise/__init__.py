@@ -1,0 +1,1 @@
+"""Methods that look at activations, one decoder block after another, each fed by quantized ones."""

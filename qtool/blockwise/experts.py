@@ -1,0 +1,42 @@
+"""How evenly the calibration reached the routed experts."""
+
+from collections.abc import Mapping, Sequence
+
+from qtool.calibrating.sites import Site
+from qtool.calibrating.stats import MIN_EXPERT_TOKENS
+from qtool.streaming.stream import LoadedBlock
+from qtool.workspaces.summary import ExpertReport
+
+
+def expert_reports(
+    block: LoadedBlock, sites: Sequence[Site], tokens: Mapping[str, int]
+) -> list[ExpertReport]:
+    """Tokens that each routed expert of a block saw. tokens: by site id."""
+    first = next((site for site in sites if site.expert is not None), None)
+    if first is None:
+        return []
+    counts = {
+        site.expert: tokens[site.id]
+        for site in sites
+        if site.expert is not None and site.matrix.parameter == first.matrix.parameter
+    }
+    where = block.prefix + first.matrix.parameter.rsplit(".", 1)[0]
+    return [ExpertReport(where, [count for _, count in sorted(counts.items())])]
+
+
+def experts_note(experts: list[ExpertReport]) -> list[str]:
+    """One sentence on how evenly the calibration reached the experts."""
+    if not experts:
+        return []
+    tokens = sorted(count for report in experts for count in report.tokens)
+    rare = sum(count < MIN_EXPERT_TOKENS for count in tokens)
+    said = (
+        f"tokens per expert: {tokens[0]} to {tokens[-1]}, median {tokens[len(tokens) // 2]}, over "
+        f"{len(tokens)} experts"
+    )
+    if rare:
+        said += (
+            f"; {rare} saw fewer than {MIN_EXPERT_TOKENS} and are rounded to nearest: more "
+            "calibration samples would reach them"
+        )
+    return [said]

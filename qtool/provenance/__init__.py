@@ -1,0 +1,1 @@
+"""Where an artifact comes from: recorded inside it, and stated beside it."""

@@ -1,0 +1,1 @@
+"""An artifact sent to a hub."""

@@ -1,0 +1,279 @@
+"""`qtool calibrate`: statistics of the unquantized model in a file that serves many recipes.
+
+And llama.cpp's importance matrix, which is made of the sums of squares among them.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from qtool.calibrating.groups import groups_of
+from qtool.calibrating.placed import Passage, ahead
+from qtool.calibrating.sites import Site, Tracer
+from qtool.calibrating.stats import SiteStats
+from qtool.calibrating.stats import Weights as Counts
+from qtool.calibrating.stats_file import StatsFile, StatsWriter
+from qtool.checkpoints.checkpoint import Checkpoint
+from qtool.checkpoints.fused_experts import all_apart, apart
+from qtool.checkpoints.structure import packed
+from qtool.converting.source import opened as source_of
+from qtool.cuda.device import Device
+from qtool.errors import FormatError, SourceError, UnsupportedError
+from qtool.formats import safetensors_file as st
+from qtool.gguf.from_hf.source import hf_source
+from qtool.gguf.importance.imatrix import Importance, write_importance
+from qtool.gguf.importance.measured import Gathered, Squares, begin_with_bos, first_token
+from qtool.gguf.open import is_gguf, open_source
+from qtool.gguf.source import GgufSource
+from qtool.gguf.to_hf.weights import gguf_weights
+from qtool.recipe.file import PRECISIONS
+from qtool.recipe.recipe import Calibration as Settings
+from qtool.streaming.allocator import give_back
+from qtool.streaming.precision import settled
+from qtool.streaming.skeleton import Skeleton
+from qtool.streaming.stream import LoadedBlock
+from qtool.streaming.weights import Weights
+from qtool.streaming.workers import Workers
+from qtool.telling.progress import Progress
+from qtool.texts.calibration import Calibration, calibration_tokens
+from qtool.texts.source import TOPICS
+
+if TYPE_CHECKING:
+    from qtool.quantizing.gguf.gptq.sweeping import Sweeping
+    from qtool.quantizing.gguf.scaling import Scaling
+
+VECTORS = frozenset({"mean_abs", "max_abs"})
+SQUARE = frozenset({"square"})
+SWEEP = frozenset({"gram", "square"})
+_PROBE_TOKENS = 64
+_NO_BOS = (
+    "measured together with -o, on chunks without the BOS token that llama-imatrix begins them "
+    "with; --imatrix alone has it"
+)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was written."""
+
+    sites: int
+    tokens: int
+    unseen: tuple[str, ...]  # experts that no token was routed to
+    importance: Importance | None = None
+    notes: tuple[str, ...] = ()  # on the importance
+
+
+@dataclass(frozen=True)
+class ImportanceFile:
+    """An importance matrix to write, and the tensors as llama.cpp names them."""
+
+    path: Path
+    source: GgufSource
+
+
+@contextmanager
+def opened(
+    path: Path, imatrix: Path | None, requantize: bool = False
+) -> Iterator[tuple[Weights, ImportanceFile | None]]:
+    """The model to run, a folder or a GGUF file, and the importance matrix to write."""
+    if is_gguf(path):
+        with gguf_weights(open_source(path)) as (weights, source):
+            yield weights, None if imatrix is None else ImportanceFile(imatrix, source)
+    else:
+        # Under the names that recipes quantize them by, whichever of them are.
+        checkpoint = source_of(path, requantize)
+        view = all_apart(checkpoint)
+        from qtool.quality.weights import runnable
+
+        runs = runnable(view)
+        if runs is view and (codes := packed(checkpoint.tensors)) is not None:
+            raise SourceError(
+                f"{path}: this checkpoint is quantized ({codes}); measure the one that it was made "
+                "from or, where there is none, give --requantize, or take what `qtool convert "
+                "MODEL --to hf` makes of it"
+            )
+        yield (
+            runs,
+            None if imatrix is None else ImportanceFile(imatrix, hf_source(apart(checkpoint))),
+        )
+
+
+def check_absent(*paths: Path | None) -> None:
+    """SourceError where a file to be written is there already, or cannot be made there."""
+    for path in paths:
+        if path is None:
+            continue
+        if path.is_dir():
+            raise SourceError(f"{path}: is a folder; name the file to make")
+        if path.exists() and not path.is_file():
+            raise SourceError(
+                f"{path}: is no plain file, but a device or a pipe; choose another name"
+            )
+        if path.exists() or path.is_symlink():
+            raise SourceError(f"{path}: exists; remove it or choose another name")
+        above = next(one for one in Path(os.path.realpath(path)).parents if one.exists())
+        if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+            raise SourceError(
+                f"{path}: cannot be written, {above} is no folder in which files may be made; "
+                "choose another name"
+            )
+
+
+def calibrate(
+    model: Weights,
+    out: Path | None,
+    settings: Settings,
+    needs: frozenset[str],
+    threads: int,
+    progress: Progress,
+    imatrix: ImportanceFile | None = None,
+    device: Device | None = None,
+) -> Measured:
+    """Stream the original model once and write `needs` of every input of every block to `out`.
+
+    imatrix: an importance matrix made in the same pass. Without `out` its tokens are those of
+    measure_importance; with it they are the same as ever, so that the statistics are, too. device:
+    where blocks are run, which the files name; None: the CPU.
+    """
+    check_absent(out, imatrix.path if imatrix is not None else None)
+    if out is not None and not isinstance(model, Checkpoint):
+        what, way = "this is GGUF", ""
+        if not is_gguf(model.path):
+            what = "this one has experts in MXFP4"
+            way = ", and `qtool convert MODEL --to hf` makes a plain one of it"
+        raise UnsupportedError(
+            f"{model.path}: -o measures for recipes that quantize a Hugging Face checkpoint, and "
+            f"{what}; --imatrix OUT.gguf alone measures what GGUF recipes need{way}"
+        )
+    gpu = None if device is None else device.name
+    with progress.stage("calibrate"), ExitStack() as stack:
+        precision = settled(settings.precision, device, progress)
+        calibration = calibration_tokens(settings, model.folder, progress)
+        calibration = replace(calibration, precision=precision)
+        if imatrix is not None and out is None:
+            calibration = begin_with_bos(calibration, imatrix.source)
+        skeleton = Skeleton.open(model)
+        writer = None
+        if out is not None and isinstance(model, Checkpoint):
+            metadata = {
+                "model_digest": model.digest(),
+                "calibration": json.dumps(calibration.record()),
+            }
+            if gpu is not None:
+                metadata["gpu"] = gpu
+            tensors = sum(len(skeleton.block_tensors(i)) for i in range(skeleton.count))
+            writer = stack.enter_context(StatsWriter(out, metadata, tensors))
+        gathered = Gathered()
+        unseen: list[str] = []
+        wanted = needs | {"square"} if imatrix is not None else needs
+        sites = 0
+        stacked = imatrix is not None
+        for site, stats in _measured(
+            skeleton, calibration, wanted, threads, progress, stacked, device
+        ):
+            if imatrix is not None:
+                gathered.add(Squares.of(site, stats))
+            if site.stacked:
+                continue
+            sites += 1
+            if writer is not None:
+                writer.add(site, stats if "square" in needs else replace(stats, square=None))
+            if not stats.count:
+                unseen.append(site.id)
+        importance = None
+        notes: list[str] = []
+        if imatrix is not None:
+            importance = gathered.importance(imatrix.source, calibration, gpu)
+            write_importance(imatrix.path, importance)
+            notes = importance.notes()
+            if out is not None and first_token(imatrix.source) is not None:
+                notes.append(_NO_BOS)
+    return Measured(sites, calibration.tokens.size, tuple(unseen), importance, tuple(notes))
+
+
+def _measured(
+    skeleton: Skeleton,
+    calibration: Calibration,
+    needs: frozenset[str],
+    threads: int,
+    progress: Progress,
+    stacked: bool,
+    device: Device | None,
+) -> Iterator[tuple[Site, SiteStats]]:
+    """Every site of every block with its statistics, block after block; see Tracer.stacked."""
+    with Workers(threads) as workers, ahead(skeleton, device) as coming:
+        stream = skeleton.embed(calibration.tokens)
+        passage = Passage.of(stream, workers, device, calibration.precision)
+        tracer = Tracer(stacked)
+        for index in progress.blocks(skeleton.count):
+            give_back()
+            yield from measure_block(skeleton, coming.take(index), passage, tracer, needs)
+
+
+def measure_block(
+    skeleton: Skeleton,
+    block: LoadedBlock,
+    passage: Passage,
+    tracer: Tracer,
+    needs: frozenset[str],
+    scaling: "Scaling | None" = None,
+    sweeping: "Sweeping | None" = None,
+) -> Iterator[tuple[Site, SiteStats]]:
+    """Every site of one block, scaled and quantized where that is asked for; the stream is then
+    before the next one."""
+    seen: dict[str, SiteStats] = {}
+    found = tracer.sites(block, passage.stream)
+    counts: Counts = {}
+    if sweeping is not None and sweeping.guidance is not None:
+        counts = sweeping.guidance.weights(block, passage, found)
+    if scaling is not None:
+        own = SWEEP if sweeping is not None else frozenset[str]()
+        seen = scaling.scale(block, passage, own, counts)
+    more = block.index + 1 < skeleton.count
+    if sweeping is not None:
+        yield from sweeping.block(block, passage, found, seen, counts)
+        if more or sweeping.awaits_head:
+            with passage.placed(block) as (there, stream, workers):
+                skeleton.advance(there, stream, workers)
+        return
+    groups = [list(found.sites)]
+    if passage.device is not None and "gram" in needs:
+        groups = groups_of(found.sites, passage.device.sums_bytes)
+    for number, group in enumerate(groups, start=1):
+        last = number == len(groups)
+        stats = passage.collect(block, group, needs, advance=more and last)
+        for site in group:
+            yield site, stats.pop(site.id)
+
+
+def check_same_model(saved: StatsFile, checkpoint: Checkpoint) -> dict[str, Any]:
+    """The calibration record of a statistics file; SourceError where it is of another model."""
+    if saved.metadata.get("model_digest") != checkpoint.digest():
+        raise SourceError(
+            f"{saved.path}: the statistics are of another model than {checkpoint.path}; run "
+            "`qtool calibrate MODEL -o STATS` on this one"
+        )
+    where = f"{saved.path}: calibration"
+    record = st.parse_json(saved.metadata.get("calibration", "").encode(), where)
+    for key, kind in (("source", str), ("samples", int), ("length", int), ("seed", int)):
+        if not isinstance(record.get(key), kind):
+            raise FormatError(
+                f"{where}: {key} is {json.dumps(record.get(key))[:50]}; write the file again with "
+                "`qtool calibrate`"
+            )
+    if (found := record.get("precision", "float32")) not in PRECISIONS:
+        raise FormatError(
+            f"{where}: precision is {json.dumps(found)[:50]}; write the file again with "
+            "`qtool calibrate`"
+        )
+    return record
+
+
+def probe(checkpoint: Checkpoint) -> Calibration:
+    """A few tokens that every machine has, to run a block on."""
+    settings = Settings(source=TOPICS, samples=1, length=_PROBE_TOKENS, seed=0)
+    return calibration_tokens(settings, checkpoint.folder)

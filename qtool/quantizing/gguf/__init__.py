@@ -1,0 +1,1 @@
+"""`qtool quantize` into GGUF."""

@@ -1,0 +1,1 @@
+"""What is said to people: sentences, tables, and progress while work goes on."""
