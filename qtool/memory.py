@@ -1,4 +1,4 @@
-"""The memory of this machine."""
+"""The memory of this machine, and what a Gram matrix takes of it."""
 
 import os
 from pathlib import Path
@@ -23,3 +23,8 @@ def memory() -> tuple[int | None, int | None]:
     except (OSError, ValueError, IndexError):
         pass
     return total, max(available, 0)
+
+
+def gram_sum_bytes(width: int) -> int:
+    """Bytes of a Gram matrix while it is summed: half of it, in float64."""
+    return width**2 * 9 // 2

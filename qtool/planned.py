@@ -1,11 +1,12 @@
 """One source tensor of a plan: what becomes of it, and what is written for it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
+from typing import Protocol
 
 from qtool.formats.safetensors_file import TensorSpec
-from qtool.planning.fit import Action
-from qtool.scheme import Scheme
+from qtool.scheme import Action, Scheme
 
 
 @dataclass(frozen=True)
@@ -44,3 +45,11 @@ class Planned:
     def parameters(self) -> int:
         """Numbers in the source tensor."""
         return prod(self.shape)
+
+
+class PlannedAll(Protocol):
+    """What those who work on tensors ask a whole plan (qtool.planning.plan.Plan)."""
+
+    @property
+    def by_name(self) -> Mapping[str, Planned]: ...  # of source tensors
+    def target(self, name: str) -> Scheme | None: ...  # what transforms make a tensor ready for

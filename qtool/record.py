@@ -16,6 +16,11 @@ CARD = "README.md"  # which people write in; no engine reads it
 REQUANTIZED = "requantized_from"  # of a source: how its matrices are stored
 OUTLIERS = "outliers"  # columns of inputs that LLM.int8() keeps apart
 CALIBRATION = "qtool.calibration"  # in GGUF files, what a folder has in qtool.json
+# Keys of GGUF files.
+CHECKSUM_KEY = "qtool.source_checksum"  # of the weights that were read; known after the run
+RECIPE_KEY = "qtool.recipe"
+SCALES_KEY = "qtool.scales"  # that transforms put into the source, as JSON
+ENVIRONMENT_KEY = "qtool.environment"  # of a rotated file: what its bytes depend on
 STATISTICS = "qtool.statistics"  # in the metadata of a file of them: sites and their readers
 _MOST = 1e9  # of a setting
 _LONGEST = 200  # characters of a value that is told in a sentence

@@ -103,6 +103,10 @@ class Dropped:
     reason: str
 
 
+Action = Scheme | Dense | Dropped  # what becomes of a source tensor
+UNROUNDED = Dense("the recipe quantizes nothing (method: none)")
+
+
 @dataclass(frozen=True)
 class GroupQuant:
     """One quantized matrix. `g_idx` is None where column k belongs to group k // group_size."""

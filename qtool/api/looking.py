@@ -10,9 +10,9 @@ from qtool.api.common import path_of, refuse_less, refuse_ranks, threads_as_befo
 
 if TYPE_CHECKING:
     from qtool.generating.generate import Generated
-    from qtool.quality.compare import Compared
     from qtool.quality.evaluate import Evaluation
     from qtool.quantizing.plan import Foreseen
+    from qtool.report.compared import Compared
     from qtool.telling.progress import Progress
     from qtool.verification.finding import Verdict
 
@@ -204,9 +204,9 @@ def compare(
     from qtool.errors import QtoolError, UsageError
     from qtool.hub import resolve
     from qtool.native.library import default_threads
-    from qtool.quality.compare import Compared
     from qtool.quality.evaluate import Protocol, check_protocol
     from qtool.quality.evaluate import evaluate as run
+    from qtool.report.compared import Compared
     from qtool.runs.request import check_names
     from qtool.telling.progress import Progress
     from qtool.texts.source import text_file

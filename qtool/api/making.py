@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from qtool.fitting.request import Fitted
     from qtool.generating.sample import Sampled
     from qtool.telling.progress import Progress
-    from qtool.workspaces.summary import Summary
+    from qtool.telling.summary import Summary
 
 
 def quantize(

@@ -1,1 +1,12 @@
-"""Methods that look at activations, one decoder block after another, each fed by quantized ones."""
+"""Methods that look at activations, one decoder block after another, each fed by quantized ones.
+
+run                    all blocks, then head.py: the output head
+one_block              measured, transformed, quantized site by site, tuned, written
+given                  the text, or statistics, that a recipe needs
+quantize_site          the matrices that read one input; input_scale.py: the scale of that
+row_feedback, row_rounding
+                       rows that make up for what rows before them have lost
+originals              the original model's states beside the quantized one's
+tuning, tune_block     scales moved until the block gives back what the original gives
+experts                how evenly the text reached them
+"""

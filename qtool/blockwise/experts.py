@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from qtool.calibrating.sites import Site
 from qtool.calibrating.stats import MIN_EXPERT_TOKENS
 from qtool.streaming.stream import LoadedBlock
-from qtool.workspaces.summary import ExpertReport
+from qtool.telling.summary import ExpertReport
 
 
 def expert_reports(

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qtool.calibrating.same_model import check_same_model, probe
 from qtool.calibrating.stats_file import StatsFile
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import UnsupportedError
 from qtool.methods import gptq
-from qtool.quantizing import calibrate as measure
 from qtool.recipe.recipe import Recipe
 from qtool.telling.progress import Progress
 from qtool.texts.calibration import calibration_tokens
@@ -82,8 +82,8 @@ def given_to(
         calibration = calibration_tokens(recipe.calibration, checkpoint.folder, progress)
         return Given(calibration.tokens, None, {**calibration.record(), "error_aware": True})
     saved = StatsFile.open(stats)
-    record = measure.check_same_model(saved, checkpoint)
+    record = check_same_model(saved, checkpoint)
     record = {**record, "error_aware": False}
     if (gpu := saved.metadata.get("gpu")) is not None:
         record["gpu"] = gpu
-    return Given(measure.probe(checkpoint).tokens, saved, record)
+    return Given(probe(checkpoint).tokens, saved, record)

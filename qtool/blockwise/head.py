@@ -21,14 +21,14 @@ from qtool.formats.layer_names import is_head
 from qtool.methods import gptq
 from qtool.planned import Planned
 from qtool.planning.plan import Plan
+from qtool.provenance.outcome import Outcome
 from qtool.recipe.recipe import Recipe
 from qtool.runs.by_rows import nearest, quantize_rows, side_by_side
-from qtool.runs.outcome import Outcome
 from qtool.runs.sink import Sink
 from qtool.scheme import GroupQuant, Scheme
 from qtool.streaming.precision import products_in
 from qtool.streaming.skeleton import Skeleton
-from qtool.workspaces.summary import OUTPUTS, WEIGHTS, LayerReport
+from qtool.telling.summary import OUTPUTS, WEIGHTS, LayerReport
 
 
 class _SeenError(Exception):

@@ -1,5 +1,5 @@
 """One decoder block: measured, transformed, quantized site by site, tuned, written, and run for
-what the next block reads. Which blocks, and what is outside: qtool.blockwise.blockwise."""
+what the next block reads. Which blocks, and what is outside: qtool.blockwise.run."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -26,18 +26,18 @@ from qtool.errors import SourceError
 from qtool.planned import Planned
 from qtool.planning.plan import Plan
 from qtool.planning.shared_scales import SharedScales
+from qtool.provenance.outcome import Outcome
 from qtool.recipe.recipe import Recipe
-from qtool.runs.outcome import Outcome
 from qtool.runs.sink import Sink
 from qtool.scheme import Dropped
 from qtool.streaming.allocator import give_back
 from qtool.streaming.skeleton import Skeleton
 from qtool.streaming.stream import CPU, LoadedBlock
 from qtool.telling.progress import Progress
+from qtool.telling.summary import LayerReport, OutlierReport, TunedReport
 from qtool.transforms.chain import apply_in_turn
 from qtool.transforms.proved import Applied, Subject, takes_part
 from qtool.workspaces.journal import Journal
-from qtool.workspaces.summary import LayerReport, OutlierReport, TunedReport
 
 Stats = dict[str, SiteStats]  # by site id
 Done = tuple[list[LayerReport], list[str]]  # of a site: reports, notes

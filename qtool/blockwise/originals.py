@@ -22,7 +22,7 @@ from qtool.recipe.methods import TuneOptions
 from qtool.streaming.hidden import OnDisk, keep, put, whole
 from qtool.streaming.skeleton import Skeleton
 from qtool.streaming.stream import InMemory, LoadedBlock, States
-from qtool.workspaces.summary import TunedReport
+from qtool.telling.summary import TunedReport
 
 FOLDER = "originals"  # within a run's
 

@@ -36,7 +36,7 @@ from qtool.slopes.ends import advised
 from qtool.streaming.stream import LoadedBlock
 from qtool.streaming.weights import Weights
 from qtool.streaming.workers import Workers
-from qtool.workspaces.summary import OUTPUTS, WEIGHTS, LayerReport
+from qtool.telling.summary import OUTPUTS, WEIGHTS, LayerReport
 
 Floats = NDArray[np.float32]
 Write = Callable[[Planned, GroupQuant, float | None], None]  # a matrix, and its input's scale

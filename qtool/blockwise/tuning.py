@@ -10,7 +10,7 @@ from qtool.recipe.methods import TuneOptions
 from qtool.runs.sink import Sink
 from qtool.scheme import GroupQuant
 from qtool.streaming.stream import LoadedBlock
-from qtool.workspaces.summary import TunedReport
+from qtool.telling.summary import TunedReport
 
 
 class _Held(NamedTuple):

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from qtool.calibrating.pairs import is_compared
 from qtool.calibrating.sites import Site
-from qtool.planning.shapes import gram_sum_bytes
+from qtool.memory import gram_sum_bytes
 from qtool.recipe.recipe import Recipe
 
 

@@ -20,9 +20,9 @@ from qtool.planning.plan import Plan
 from qtool.record import without_layers
 from qtool.runs.sink import Turned
 from qtool.telling.numbered import by_kind
+from qtool.telling.summary import LayerReport
 from qtool.verification.engines.rules import ENGINES, loaders, view_findings
 from qtool.verification.engines.view import EngineView
-from qtool.workspaces.summary import LayerReport
 
 WORST_SHOWN = 10
 _METHODS = {

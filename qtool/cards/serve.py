@@ -4,9 +4,9 @@ import os
 import shlex
 from pathlib import Path
 
+from qtool.checkpoints.gguf_models import gguf_models
 from qtool.engine_commands import COMMANDS
 from qtool.errors import QtoolError
-from qtool.gguf.inspect import gguf_models
 from qtool.homes.lm_studio import import_line
 from qtool.hub import ALIASES, TINY
 

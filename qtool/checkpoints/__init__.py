@@ -3,9 +3,8 @@
 checkpoint.py       which tensors there are, in which file, at which bytes; links.py
 structure.py        the decoder blocks; roles.py: what each tensor is; names.py: which part of
                     which parameter
-layer_names.py      layers that engines treat in a way of their own
 fused_experts.py    experts in 3-D tensors, one by one; fused_names.py: and back
 padding.py          wider feed-forward layers, found by feed_forward.py
-source.py           what a recipe is applied to
+gguf_models.py      the GGUF files at a path; beside.py: adapters and copies beside the weights
 decoder_names.py    a model that also sees, under its decoder's names
 """

@@ -66,8 +66,8 @@ def calibrate(
 
     check_source(calibration)  # before imports and a download
     from qtool.blockwise.given import recipe_needs, unserved
+    from qtool.checkpoints.gguf_models import is_gguf
     from qtool.converting.source import check_needed
-    from qtool.gguf.open import is_gguf
     from qtool.hub import resolve
     from qtool.native.library import default_threads
     from qtool.quantizing import calibrate as measure
@@ -75,8 +75,8 @@ def calibrate(
     from qtool.recipe.recipe import Recipe, calibration_sets, common_calibration, load
     from qtool.runs.request import device_of
     from qtool.telling.progress import Progress
+    from qtool.telling.summary import peak_rss_bytes
     from qtool.workspaces.replacing import check_not_among
-    from qtool.workspaces.summary import peak_rss_bytes
 
     sets = calibration_sets(calibration, samples, length, seed)
     if precision is not None:

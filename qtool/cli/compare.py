@@ -21,7 +21,7 @@ from qtool.errors import SourceError
 from qtool.telling.sentences import count
 
 if TYPE_CHECKING:
-    from qtool.quality.compare import Compared
+    from qtool.report.compared import Compared
 
 
 def compare(

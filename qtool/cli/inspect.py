@@ -36,7 +36,7 @@ def inspect(
     json_: Json = False,
 ) -> None:
     """Say what ARTIFACT is: format, scheme, bits per weight, tensors, provenance."""
-    from qtool.gguf.inspect import gguf_models
+    from qtool.checkpoints.gguf_models import gguf_models
     from qtool.hub import local
 
     path = local(artifact) or Path(artifact)

@@ -22,8 +22,8 @@ from qtool.cli.options import (
 from qtool.telling.printable import printable
 
 if TYPE_CHECKING:
-    from qtool.gguf.planned import GgufPlan
     from qtool.planning.budget import Memory
+    from qtool.planning.gguf.planned import GgufPlan
     from qtool.planning.plan import Plan
     from qtool.planning.rows import Row
 
@@ -116,7 +116,7 @@ def _print(made: "Plan", every: bool, how: str | None) -> None:
 
 def _print_gguf(made: "GgufPlan", every: bool, how: str | None) -> None:
     from qtool.planning.rows import rows, type_of
-    from qtool.workspaces.summary import not_written
+    from qtool.telling.summary import not_written
 
     _table(rows(made.tensors, type_of, every), "type")
     if every:

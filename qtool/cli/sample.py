@@ -32,7 +32,7 @@ def sample(
     again for every token.
     """
     from qtool.api import making
-    from qtool.planning.advised import calibrated
+    from qtool.quantizing.advised import calibrated
     from qtool.telling.progress import Progress
 
     found = making.sample(

@@ -21,7 +21,7 @@ from qtool.converting.zeros import check_label
 from qtool.errors import FormatError, UnsupportedError
 from qtool.formats.compressed_tensors_transforms import turns
 from qtool.formats.safetensors_file import DTYPE_BITS
-from qtool.planning.beside import check_whole
+from qtool.planning.whole import check_whole
 from qtool.quality.input_arguments import input_arguments
 from qtool.scheme import Scheme
 from qtool.verification.digests import check_digests, recorded_digests

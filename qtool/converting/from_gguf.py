@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from qtool.converting.blocks import BlockMatrix
-from qtool.converting.gguf_to_hf import made_from, side_files
 from qtool.converting.model import DTYPES, Model, Tensor
 from qtool.errors import FormatError, UnsupportedError
 from qtool.formats.gguf_file import GgufFile
@@ -20,6 +19,7 @@ from qtool.formats.gguf_values import Kind
 from qtool.formats.safetensors_file import parse_json
 from qtool.gguf.from_gguf import gguf_source
 from qtool.gguf.source import GgufSource
+from qtool.gguf.to_hf.files import made_from, side_files
 from qtool.gguf.to_hf.hf_tensor import HfTensor
 from qtool.gguf.to_hf.model import HfModel, hf_model
 

@@ -19,11 +19,12 @@ from numpy.typing import NDArray
 
 from qtool import __version__
 from qtool.checkpoints.checkpoint import Checkpoint
+from qtool.checkpoints.gguf_models import is_gguf, source_files
 from qtool.converting import resume
 from qtool.converting.certificate import Certificate, Rounded, Squares
 from qtool.converting.model import DTYPE_NAMES
 from qtool.converting.resume import Place, at_once
-from qtool.errors import FormatError, QtoolError, ResumeError, UnsupportedError
+from qtool.errors import FormatError, QtoolError, ResumeError
 from qtool.formats.safetensors_file import (
     DTYPE_BYTES,
     Layout,
@@ -32,14 +33,20 @@ from qtool.formats.safetensors_file import (
     to_float32,
 )
 from qtool.formats.safetensors_header import read_json
-from qtool.gguf.open import is_gguf, open_source
+from qtool.gguf.open import open_source
 from qtool.gguf.source import GgufSource
+from qtool.gguf.to_hf.files import (
+    ONE_FILE,
+    as_json,
+    in_one_file,
+    made_from,
+    origin,
+    quantized_again,
+    side_files,
+)
 from qtool.gguf.to_hf.hf_tensor import HfTensor, put_back
 from qtool.gguf.to_hf.model import HfModel, hf_model
-from qtool.gguf.tokenizer.files import tokenizer_files
-from qtool.gguf_types import BY_NAME
 from qtool.provenance.digests import add_digests
-from qtool.runs.gguf_resume import source_files
 from qtool.telling.progress import Progress
 from qtool.workspaces import program
 from qtool.workspaces.identity import file_facts
@@ -50,8 +57,6 @@ from qtool.workspaces.staging import check_space, with_notes
 from qtool.workspaces.watched import marks
 
 _AT_ONCE = 1 << 22  # numbers that are compared in one piece
-_ONE_FILE = 1 << 62  # bytes of a shard
-_GENERATION = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 # Where something of a layout is made, and what of it an earlier run has finished.
@@ -112,7 +117,7 @@ def convert_to_hf(
             dropped=model.dropped,
         )
         record = {"made_from": made_from(source), "conversions": [certificate.json()]}
-        (folder / "qtool.json").write_bytes(_json({"qtool": __version__, **record}))
+        (folder / "qtool.json").write_bytes(as_json({"qtool": __version__, **record}))
         add_digests(folder)
         done = Converted(
             artifact=str(out),
@@ -153,7 +158,7 @@ def checkpoint_folder(
         if fresh or not _still_there(made, note, facts):
             empty(folder)
             check_space(out, in_one_file(hf_model(source, None)).size)
-            convert_to_hf(source, made, None, _ONE_FILE, progress, lambda _: at_once(made))
+            convert_to_hf(source, made, None, ONE_FILE, progress, lambda _: at_once(made))
             for file, mark in before.items():
                 if mark.state(file) != "same":
                     raise ResumeError(
@@ -173,29 +178,6 @@ def checkpoint_folder(
             # Nobody knows the hidden folder; what is wrong with it is so of the file.
             said = str(error).replace(str(made), str(path))
             raise with_notes(type(error)(said), error) from error
-
-
-def in_one_file(model: HfModel) -> Layout:
-    """Where the tensors lie in the checkpoint that a recipe for safetensors reads."""
-    return plan_shards([spec for tensor in model.tensors for spec in tensor.specs], _ONE_FILE)
-
-
-def quantized_again(source: GgufSource, requantize: bool) -> str | None:
-    """What is said of a source that is quantized; UnsupportedError unless that is asked for."""
-    quantized = [tensor for tensor in source.tensors if tensor.type.name in BY_NAME]
-    if not quantized:
-        return None
-    if not requantize:
-        raise UnsupportedError(
-            f"{source.path}: {quantized[0].name} is quantized already, as "
-            f"{quantized[0].type.name}; quantizing it again loses more than quantizing the "
-            "original: use the F16, BF16 or F32 file, or give --requantize"
-        )
-    kinds = ", ".join(sorted({tensor.type.name for tensor in quantized}))
-    return (
-        f"the source is quantized already ({kinds}): quantizing it again loses more than "
-        "quantizing the original does"
-    )
 
 
 def _still_there(made: Path, note: Path, facts: Mapping[str, Any]) -> bool:
@@ -268,39 +250,3 @@ def _values(tensor: HfTensor, number: int) -> Iterator[tuple[int, NDArray[np.flo
     step = max(1, _AT_ONCE // width)
     for first in range(0, rows, step):
         yield first, tensor.values(number, first, min(rows, first + step))
-
-
-def side_files(source: GgufSource, model: HfModel) -> dict[str, bytes]:
-    """config.json and the tokenizer, by file name."""
-    try:
-        tokenizer = tokenizer_files(source.metadata)
-    except QtoolError as error:  # it knows the keys alone
-        raise type(error)(f"{source.path}: {error}") from None
-    generation = {key: value for key in _GENERATION if (value := model.config[key]) is not None}
-    return {
-        "config.json": _json(model.config),
-        "generation_config.json": _json(generation),
-        **tokenizer,
-    }
-
-
-def origin(source: GgufSource) -> dict[str, Any]:
-    """What a certificate says of the file."""
-    types = sorted({tensor.type.name for tensor in source.tensors if tensor.type.weights > 1})
-    return {"format": "gguf", "layout": ", ".join(types), "digest": None, "group_size": None,
-            "scale_dtype": None}  # fmt: skip
-
-
-def made_from(source: GgufSource) -> dict[str, Any]:
-    """The same for what is later made of the checkpoint."""
-    name = source.metadata.get("general.name")
-    return {
-        "format": "gguf",
-        "architecture": source.architecture,
-        "name": None if name is None else str(name.value),
-        "types": sorted({tensor.type.name for tensor in source.tensors}),
-    }
-
-
-def _json(content: Any) -> bytes:
-    return (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from qtool.checkpoints.gguf_models import source_files
 from qtool.converting.certificate import Rounded
 from qtool.converting.request import Request
 from qtool.formats.gguf_writer import GgufWriter
 from qtool.formats.gguf_writer import Layout as GgufLayout
 from qtool.formats.safetensors_file import Layout, StreamWriter
-from qtool.runs.gguf_resume import source_files
 from qtool.telling.progress import Progress
 from qtool.workspaces import program
 from qtool.workspaces.differences import LAYOUT, SHARDS, differences

@@ -5,6 +5,7 @@ from dataclasses import asdict, replace
 from functools import partial
 
 from qtool.artifacts.artifact import Artifact
+from qtool.checkpoints.gguf_models import gguf_models
 from qtool.converting import card, to_checkpoint, to_gguf
 from qtool.converting.certificate import (
     Certificate,
@@ -24,7 +25,6 @@ from qtool.converting.resume import resumed
 from qtool.errors import SourceError, UnsupportedError
 from qtool.formats.gguf_file import GgufFile
 from qtool.gguf.from_gguf import gguf_source
-from qtool.gguf.inspect import gguf_models
 from qtool.provenance.digests import add_digests
 from qtool.record import FILE_NAME
 from qtool.telling.progress import Progress

@@ -19,12 +19,13 @@ from numpy.typing import NDArray
 from qtool.artifacts.artifact import Artifact
 from qtool.checkpoints.decoder_names import alone_as, settings_alone
 from qtool.checkpoints.fused_experts import apart_as
+from qtool.checkpoints.gguf_models import gguf_models
 from qtool.checkpoints.padding import padded_as
 from qtool.diff.sides import CheckpointSide, Item, Side, Stored, flat, told_as
 from qtool.formats.gguf_file import GgufFile
 from qtool.formats.gguf_values import Kind
 from qtool.gguf.from_gguf import gguf_source
-from qtool.gguf.inspect import gguf_models, plain
+from qtool.gguf.inspect import plain
 from qtool.gguf.open import open_source
 from qtool.gguf.second_scales import SCALE, scales_in, with_scales
 from qtool.gguf.source import GgufSource, SourceTensor

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-STEPS = 200_000
+from qtool.planning.fitting import STEPS
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qtool.checkpoints.gguf_models import source_files
 from qtool.errors import SourceError, UnsupportedError
 from qtool.fitting import costs as kept
 from qtool.fitting.choose import check_size, choose, loss_before
@@ -17,18 +18,17 @@ from qtool.fitting.costs import Costs
 from qtool.fitting.request import FitRequest, Fitted, check_files, fitted_of, recorded
 from qtool.fitting.ways import Ways
 from qtool.formats.safetensors_header import TensorInfo
-from qtool.provenance.provenance import environment
+from qtool.planning.fitting import memory
+from qtool.provenance.record import environment
 from qtool.recipe.file import Precision, said_of
 from qtool.recipe.gguf import GgufRecipe
-from qtool.runs.gguf_resume import source_files
-from qtool.slopes.memory import memory
 from qtool.telling.progress import Progress
+from qtool.telling.summary import peak_rss_bytes
 from qtool.workspaces import program
 from qtool.workspaces.already import SAID, AlreadyMade
 from qtool.workspaces.differences import DEVICE
 from qtool.workspaces.identity import file_facts
 from qtool.workspaces.leftovers import check_free
-from qtool.workspaces.summary import peak_rss_bytes
 from qtool.workspaces.watched import marks
 from qtool.workspaces.workspace import COMMAND, AskAgain, Workspace, workspace
 
@@ -177,7 +177,7 @@ def _measured(
     precision: Precision,
 ) -> Costs:
     from qtool.fitting import losses as rounded
-    from qtool.slopes import slopes
+    from qtool.slopes import measure as slopes
 
     space.agree(_agreed(request, known))
     found = slopes.finished(space)
@@ -201,7 +201,7 @@ def _passed(
     precision: Precision,
 ) -> "Slopes":
     """What the passes forwards and backwards tell."""
-    from qtool.slopes import slopes
+    from qtool.slopes import measure as slopes
     from qtool.streaming.skeleton import Skeleton
 
     with progress.stage("calibrate"):

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from qtool.checkpoints import structure
 from qtool.checkpoints.checkpoint import Checkpoint
+from qtool.checkpoints.gguf_models import is_gguf
 from qtool.converting.source import check_needed, opened
 from qtool.errors import SourceError, UnsupportedError
 from qtool.fitting import outside
@@ -20,17 +21,16 @@ from qtool.fitting.recipe_text import checkpoint_text
 from qtool.fitting.request import FitRequest, widths
 from qtool.fitting.ways import Made, Ways, said_by
 from qtool.formats.safetensors_file import to_float32
-from qtool.gguf.open import is_gguf
 from qtool.methods import rtn
 from qtool.planned import Planned
 from qtool.planning.experts import as_quantized
+from qtool.planning.fitting import Fitting, passing
 from qtool.planning.handed import handed_on
 from qtool.planning.heads import says_tied
 from qtool.planning.plan import Plan, make_plan
 from qtool.planning.shapes import shapes_of
 from qtool.quality.weights import runnable
 from qtool.recipe.recipe import Recipe, parse
-from qtool.slopes.memory import Fitting, passing
 from qtool.slopes.sampled import by_weight, checked, pieces
 from qtool.slopes.slope import Slope, Slopes
 from qtool.streaming.workers import Workers

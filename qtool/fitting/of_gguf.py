@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qtool.checkpoints.gguf_models import is_gguf
 from qtool.checkpoints.padding import padded
 from qtool.converting.source import opened
 from qtool.errors import UnsupportedError
@@ -18,19 +19,20 @@ from qtool.fitting.request import FitRequest, block_types
 from qtool.fitting.ways import Made, Ways, said_by
 from qtool.gguf.from_hf.source import hf_source
 from qtool.gguf.importance.measured import begin_with_bos
-from qtool.gguf.open import is_gguf, open_source, open_view
-from qtool.gguf.planned import GgufPlan, PlannedTensor
+from qtool.gguf.open import open_source, open_view
+from qtool.gguf.planned import PlannedTensor
 from qtool.gguf.source import GgufSource
 from qtool.gguf.to_hf.weights import gguf_weights
 from qtool.gguf_types import FLOATS, BlockType
 from qtool.mixtures.kinds import EMBEDDING_OF_TOKENS, EMBEDDINGS, HEAD, layer_of, model_facts
+from qtool.planning.fitting import Fitting, passing
 from qtool.planning.gguf.estimate import shapes_of
 from qtool.planning.gguf.plan import make_gguf_plan
+from qtool.planning.gguf.planned import GgufPlan
 from qtool.planning.handed import handed_on
 from qtool.quality.weights import runnable
 from qtool.recipe.gguf import GgufRecipe
 from qtool.recipe.recipe import parse
-from qtool.slopes.memory import Fitting, passing
 from qtool.slopes.slope import Slopes
 from qtool.streaming.weights import Weights
 from qtool.streaming.workers import Workers

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qtool.slopes.memory import Fitting
+from qtool.planning.fitting import Fitting
 from qtool.slopes.slope import Slopes
 from qtool.streaming.weights import Weights
 from qtool.streaming.workers import Workers

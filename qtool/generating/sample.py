@@ -24,13 +24,13 @@ import torch
 from numpy.typing import NDArray
 
 from qtool.checkpoints import structure
+from qtool.checkpoints.gguf_models import source_files
 from qtool.cuda.device import Device
 from qtool.errors import SourceError
 from qtool.formats import safetensors_file as st
 from qtool.generating.ready import Ready, check_positions, ready, rows_of
-from qtool.provenance.provenance import environment
+from qtool.provenance.record import environment
 from qtool.quality.weights import open_weights
-from qtool.runs.gguf_resume import source_files
 from qtool.streaming.skeleton import Skeleton
 from qtool.streaming.weights import Weights
 from qtool.telling.progress import Progress

@@ -1,1 +1,1 @@
-"""GGUF end to end: from a checkpoint or another GGUF file to the types that llama.cpp loads."""
+"""A model as GGUF has it: files and their headers, and checkpoints seen as GGUF, and back."""

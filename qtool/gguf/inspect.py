@@ -12,14 +12,11 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
-from qtool.checkpoints.weight_files import MATRIX, is_matrix
 from qtool.errors import FormatError, SourceError
 from qtool.formats.gguf_arrays import StoredArray
-from qtool.formats.gguf_cursor import begins_as_gguf
-from qtool.formats.gguf_file import INTEGERS, GgufFile, first_parts
+from qtool.formats.gguf_file import INTEGERS, GgufFile
 from qtool.formats.gguf_header import TensorInfo
 from qtool.formats.gguf_values import Kind, Value
 from qtool.gguf_types import BY_NAME, F32
@@ -27,24 +24,6 @@ from qtool.gguf_types import BY_NAME, F32
 _SPECIAL = re.compile(r"tokenizer\.ggml\.(\w+)_token_id")
 COUNTS = ".counts"  # an entry of an importance matrix has this tensor and one of sums
 _MAX_COUNTS = 1 << 18
-
-
-def gguf_models(path: Path) -> list[Path]:
-    """The GGUF models that `path` names, split ones by their first part; none where it is
-    something else. A folder counts when it holds GGUF files and no other checkpoint."""
-    try:
-        if path.is_dir():
-            names = [entry.name for entry in path.iterdir()]
-            if any(name == "config.json" or name.endswith(".safetensors") for name in names):
-                return []
-            if MATRIX in names and is_matrix(path):
-                return []
-            return first_parts(path / name for name in sorted(names) if name.endswith(".gguf"))
-        if path.suffix == ".gguf":
-            return [path]
-        return [path] if begins_as_gguf(path) else []
-    except OSError:
-        return []
 
 
 @dataclass(frozen=True)

@@ -3,19 +3,14 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from qtool.checkpoints.gguf_models import gguf_models
 from qtool.checkpoints.padding import KEY, padded
 from qtool.errors import SourceError, UnsupportedError
-from qtool.gguf.inspect import gguf_models
 from qtool.gguf.source import GgufSource
 
 if TYPE_CHECKING:
     from qtool.recipe.gguf import GgufRecipe
     from qtool.transforms.rotated import Rotated
-
-
-def is_gguf(path: Path) -> bool:
-    """Whether `path` is read as GGUF: such a file, or a folder with some and no checkpoint."""
-    return bool(gguf_models(path))
 
 
 def open_source(path: Path, requantize: bool = False) -> GgufSource:

@@ -21,10 +21,10 @@ from qtool import native_gguf
 from qtool.checkpoints.holes import torn, zero_stretches
 from qtool.errors import FormatError, SourceError
 from qtool.formats.gguf_writer import GgufWriter
+from qtool.gguf.planned import PlannedTensor
 from qtool.gguf.source import SourceTensor, as_floats
 from qtool.gguf_types import BY_NAME, FLOATS, BlockType
 from qtool.native.sums import checksum
-from qtool.planning.gguf.plan import PlannedTensor
 
 PIECE_WEIGHTS = 1 << 18
 CACHED_WEIGHTS = 1 << 14  # as float32, twice, in the second cache of a core

@@ -2,14 +2,14 @@
 
 from pathlib import Path
 
-from qtool.gguf.open import is_gguf
+from qtool.checkpoints.gguf_models import is_gguf
 from qtool.matrix.asked import Asked
 from qtool.matrix.cells import Cell
 from qtool.matrix.shared import Measured
 from qtool.recipe.gguf import GgufRecipe
 from qtool.recipe.recipe import Recipe
 from qtool.telling.progress import Progress
-from qtool.workspaces.summary import Summary
+from qtool.telling.summary import Summary
 
 
 def make(

@@ -17,12 +17,12 @@ from qtool import __version__
 from qtool.checkpoints.checkpoint import hash_file
 from qtool.matrix.cells import Cell
 from qtool.matrix.state import REPORT, Entry, State
-from qtool.provenance import statement
-from qtool.provenance.provenance import with_gpu
+from qtool.provenance.record import with_gpu
 from qtool.report.facts import Quality
 from qtool.report.gather import Request, gather
 from qtool.report.page import page
 from qtool.telling.progress import Progress
+from qtool.workspaces.naming import path_beside
 
 if TYPE_CHECKING:
     from qtool.cuda.device import Device
@@ -95,7 +95,7 @@ def _measured_of(asked: Asked, cell: Cell, files: Mapping[str, str]) -> dict[str
     """What the figures of an artifact depend on."""
     if asked.text is None:
         return {}
-    beside = statement.path_beside(cell.out)
+    beside = path_beside(cell.out)
     return {
         "artifact": hash_file(beside) if beside.is_file() else None,
         "text": hash_file(asked.text),

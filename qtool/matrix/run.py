@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 from qtool import __version__
 from qtool.checkpoints.checkpoint import Checkpoint, hash_file
+from qtool.checkpoints.gguf_models import is_gguf
 from qtool.errors import QtoolError, UnsupportedError
-from qtool.gguf.open import is_gguf
 from qtool.hub import resolve
 from qtool.matrix import locked, page, shared
 from qtool.matrix.asked import Asked, Matrix
@@ -33,8 +33,9 @@ from qtool.provenance import statement
 from qtool.recipe.recipe import Recipe
 from qtool.streaming.allocator import give_back
 from qtool.telling.progress import Progress
+from qtool.telling.summary import peak_rss_bytes
 from qtool.workspaces.differences import PRECISION
-from qtool.workspaces.summary import peak_rss_bytes
+from qtool.workspaces.naming import path_beside
 from qtool.workspaces.workspace import may_pass
 
 if TYPE_CHECKING:
@@ -191,7 +192,7 @@ def _verified(run: _Run, cell: Cell) -> None:
     from qtool.errors import FormatError
     from qtool.verification.run import verify_artifact
 
-    if statement.path_beside(cell.out).is_file():
+    if path_beside(cell.out).is_file():
         return
     quiet = Progress(quiet=True)
     verdict = verify_artifact(cell.out, progress=quiet, threads=run.asked.threads)

@@ -16,11 +16,11 @@ from typing import Any
 from qtool.calibrating.stats_file import StatsFile
 from qtool.checkpoints.checkpoint import Checkpoint, hash_file
 from qtool.checkpoints.fused_experts import all_apart
+from qtool.checkpoints.gguf_models import is_gguf
 from qtool.converting.source import opened
 from qtool.cuda.device import Device
 from qtool.errors import QtoolError, UnsupportedError
 from qtool.gguf.importance.imatrix import read_importance
-from qtool.gguf.open import is_gguf
 from qtool.matrix.cells import Cell
 from qtool.recipe.gguf import GgufRecipe
 from qtool.recipe.recipe import Calibration, Recipe
@@ -164,14 +164,14 @@ def _fits(
     gpu: str | None,
 ) -> bool:
     """Whether the files of an earlier run are there and serve these recipes."""
-    from qtool.quantizing import calibrate as measuring
+    from qtool.calibrating.same_model import check_same_model
 
     with suppress(QtoolError):
         if stats is not None:
             if not stats.is_file():
                 return False
             saved = StatsFile.open(stats)
-            if measuring.check_same_model(saved, Checkpoint.open(source)) != calibration:
+            if check_same_model(saved, Checkpoint.open(source)) != calibration:
                 return False
             if not needs <= saved.fields or saved.metadata.get("gpu") != gpu:
                 return False
@@ -192,12 +192,12 @@ def _fits(
 def statistics_bytes(checkpoint: Checkpoint, needs: frozenset[str]) -> int:
     """How large the file of statistics will be, without its header. Of blocks with the same
     tensors only the first is read."""
+    from qtool.calibrating.same_model import probe
     from qtool.calibrating.sites import Tracer
-    from qtool.quantizing import calibrate as measuring
     from qtool.streaming.skeleton import Skeleton
 
     skeleton = Skeleton.open(checkpoint)
-    stream, tracer = skeleton.embed(measuring.probe(checkpoint).tokens), Tracer()
+    stream, tracer = skeleton.embed(probe(checkpoint).tokens), Tracer()
     known: dict[object, int] = {}
     total = 0
     for index in range(skeleton.count):

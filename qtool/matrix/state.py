@@ -17,6 +17,7 @@ from qtool.errors import FormatError, ResumeError
 from qtool.formats.safetensors_header import read_json
 from qtool.provenance import statement
 from qtool.workspaces.differences import PRECISION
+from qtool.workspaces.naming import path_beside
 
 GPU = "GPU"  # by which what was calibrated on one is known
 REPORT = "report.html"
@@ -115,7 +116,7 @@ class State:
                 f"{artifact}: was made of another {', '.join(keys) or 'source'}; remove it, or "
                 "choose another -o"
             )
-        if statement.path_beside(artifact).is_file():
+        if path_beside(artifact).is_file():
             changed = statement.unlike(artifact)
             if changed:
                 raise ResumeError(

@@ -13,9 +13,9 @@ from qtool.checkpoints.fused_experts import matrices
 from qtool.checkpoints.roles import Role
 from qtool.errors import UnsupportedError
 from qtool.planning import heads, mlx, mxfp4, notes, unmatched
-from qtool.planning.fit import Action, by_role, fit, override
+from qtool.planning.fit import by_role, fit, override
 from qtool.recipe.recipe import Recipe
-from qtool.scheme import Dense, Dropped, Scheme
+from qtool.scheme import Action, Dense, Dropped, Scheme
 
 _COMPARED_BYTES = 1 << 20  # at a time, and at each end where only a sample is compared
 

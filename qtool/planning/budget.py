@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from qtool.errors import UnsupportedError
+from qtool.memory import gram_sum_bytes
 from qtool.planning.estimate import Peak
-from qtool.planning.shapes import GRAM_BYTES, Setting, Shapes, gram_sum_bytes
+from qtool.planning.shapes import GRAM_BYTES, Setting, Shapes
 
 _MIB = 1 << 20
 

@@ -12,8 +12,9 @@ as it is then. The constants below are the only measured numbers.
 
 from dataclasses import dataclass, replace
 
+from qtool.memory import gram_sum_bytes
 from qtool.planning.duration import REPORTED_ROWS
-from qtool.planning.shapes import ROWS_AT_ONCE, Block, Input, Setting, Shapes, gram_sum_bytes
+from qtool.planning.shapes import ROWS_AT_ONCE, Block, Input, Setting, Shapes
 
 # Resident bytes of the process before any tensor is read.
 PLAIN_PROCESS_BYTES = 67_000_000
@@ -99,7 +100,7 @@ def peak(shapes: Shapes, setting: Setting) -> Peak:
     most = max(stages, key=lambda stage: stage.nbytes)
     slopes = Peak(0, "")
     if shapes.fed_back:
-        from qtool.slopes.memory import measuring
+        from qtool.planning.fitting import measuring
 
         fed = replace(shapes, tokens=shapes.fed_back)
         slopes = measuring(fed, setting.threads, shapes.batch)

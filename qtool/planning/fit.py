@@ -20,14 +20,10 @@ from qtool.formats.facts import Options
 from qtool.formats.safetensors_file import TensorInfo
 from qtool.planning import heads
 from qtool.recipe.recipe import Recipe, patched
-from qtool.scheme import Dense, Dropped, Scheme
+from qtool.scheme import UNROUNDED, Action, Dense, Scheme
 from qtool.telling.sentences import count
 
 SMALLEST_GROUP = 32  # what `indivisible: smaller-group` goes down to; engines load no smaller one
-
-Action = Scheme | Dense | Dropped
-
-UNROUNDED = Dense("the recipe quantizes nothing (method: none)")
 
 
 def recipe_scheme(recipe: Recipe) -> Action:

@@ -11,9 +11,8 @@ from qtool.formats.mlx_experts import STACKED, stack_of
 from qtool.formats.mlx_models import refused, takes_experts
 from qtool.formats.safetensors_layout import StackOf
 from qtool.planned import Planned
-from qtool.planning.fit import Action
 from qtool.recipe.recipe import Recipe
-from qtool.scheme import Dense, Scheme
+from qtool.scheme import Action, Dense, Scheme
 
 
 def stacks(format_: str, config: Mapping[str, Any]) -> StackOf | None:

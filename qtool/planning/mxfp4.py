@@ -8,9 +8,8 @@ from qtool.checkpoints.structure import expert_of
 from qtool.errors import SourceError, UnsupportedError
 from qtool.formats import mxfp4
 from qtool.planned import Planned
-from qtool.planning.fit import Action
 from qtool.recipe.recipe import Recipe
-from qtool.scheme import Dense, Scheme
+from qtool.scheme import Action, Dense, Scheme
 
 _ALONE = "format mxfp4 has experts alone in 4 bits"
 

@@ -13,7 +13,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from qtool.artifacts.cache_scales import Kept, planned_scales
-from qtool.checkpoints import padding, structure
+from qtool.checkpoints import beside, padding, structure
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.checkpoints.roles import FUSED_EXPERTS, roles_of
 from qtool.checkpoints.structure import BlockStack
@@ -23,7 +23,6 @@ from qtool.formats.facts import Options
 from qtool.formats.safetensors_file import Layout, TensorInfo, TensorSpec, plan_shards
 from qtool.planned import Planned
 from qtool.planning import (
-    beside,
     budget,
     duration,
     engines,
@@ -33,14 +32,15 @@ from qtool.planning import (
     notes,
     shapes,
     unseen,
+    whole,
 )
 from qtool.planning.actions import decided
 from qtool.planning.budget import Memory
-from qtool.planning.fit import UNROUNDED, Action, format_options
+from qtool.planning.fit import format_options
 from qtool.planning.handed import handed_on
 from qtool.planning.mlx import stacks
 from qtool.recipe.recipe import Recipe
-from qtool.scheme import Dense, Dropped, Scheme
+from qtool.scheme import UNROUNDED, Action, Dense, Dropped, Scheme
 from qtool.streaming.weights import is_view
 from qtool.telling.remarks import told_apart
 
@@ -179,7 +179,7 @@ def make_plan(
     said: list[str] = []
     source = checkpoint
     beside.refuse_adapter(checkpoint)
-    beside.refuse_no_config(checkpoint)
+    whole.refuse_no_config(checkpoint)
     mxfp4.refuse_others(recipe, checkpoint)
     if recipe.rotates:
         checkpoint, said = _rotated(recipe, checkpoint)
@@ -187,8 +187,8 @@ def make_plan(
     if recipe.rounding != "none" or recipe.transform_chain:
         structure.check_source(tensors, checkpoint.config)
     mxfp4.refuse_incomplete(recipe, checkpoint)
-    beside.refuse_other_config(source)
-    seems = beside.check_whole(source)
+    whole.refuse_other_config(source)
+    seems = whole.check_whole(source)
     blocks = structure.find_blocks(tensors, checkpoint.config)
     warnings = [
         *notes.idle(recipe),

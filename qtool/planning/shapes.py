@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from qtool.checkpoints.decoder_names import sees
 from qtool.errors import QtoolError, SourceError
+from qtool.memory import gram_sum_bytes
 from qtool.planning.handed import ALONE, PER_LAYER, Handed
 
 if TYPE_CHECKING:
@@ -108,11 +109,6 @@ def _page(path: Path) -> int:
     from qtool.texts.parquet import largest_page
 
     return largest_page(path) if path.is_file() else 0
-
-
-def gram_sum_bytes(width: int) -> int:
-    """Bytes of a Gram matrix while it is summed: half of it, in float64."""
-    return width**2 * 9 // 2
 
 
 def is_last(name: str) -> bool:

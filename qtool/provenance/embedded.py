@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from qtool.checkpoints.gguf_models import gguf_models, is_gguf
 from qtool.checkpoints.weight_files import refuse_matrix
 from qtool.errors import FormatError, UnsupportedError
+from qtool.formats.gguf_file import GgufFile
 from qtool.formats.safetensors_header import parse_json, read_json
-from qtool.gguf.open import is_gguf, open_source
 from qtool.recipe.file import PRECISIONS
 from qtool.recipe.gguf import GgufRecipe
 from qtool.recipe.recipe import Recipe, parse
@@ -114,7 +115,7 @@ def read(path: Path) -> Embedded:
 
 
 def _of_gguf(path: Path) -> Embedded:
-    with closing(open_source(path)) as file:
+    with closing(GgufFile.open(gguf_models(path)[0])) as file:
         keys = {
             key: value.value
             for key, value in file.metadata.items()

@@ -23,10 +23,11 @@ from typing import Any
 
 from qtool import __version__, hub
 from qtool.checkpoints.checkpoint import hash_file
+from qtool.checkpoints.gguf_models import is_gguf
 from qtool.formats.safetensors_header import read_json
-from qtool.gguf.open import is_gguf
-from qtool.provenance import provenance
+from qtool.provenance import record as provenance
 from qtool.provenance.embedded import Embedded, read
+from qtool.workspaces.naming import path_beside
 
 STATEMENT = "https://in-toto.io/Statement/v1"
 PREDICATE = "https://slsa.dev/provenance/v1"
@@ -50,11 +51,6 @@ class Ran:
     stats: Path | None = None
     beside: Mapping[str, str] | None = None  # digests of the source's files, from before the run
     gpu: str | None = None  # that did the work, if not the CPU
-
-
-def path_beside(artifact: Path) -> Path:
-    """OUT.provenance.json."""
-    return artifact.with_name(f"{artifact.name}.provenance.json")
 
 
 def text(artifact: Path, ran: Ran, out: Path) -> str:

@@ -29,7 +29,7 @@ class Upload:
 
 def prepared(artifact: Path, repository: str, evaluations: Sequence[Path] = ()) -> Upload:
     """What is sent of an artifact: its files, with the card by itself."""
-    from qtool.gguf.inspect import gguf_models
+    from qtool.checkpoints.gguf_models import gguf_models
 
     measured = [_evaluation(path) for path in evaluations or _found_beside(artifact)]
     if models := gguf_models(artifact):

@@ -24,11 +24,12 @@ from numpy.typing import NDArray
 
 from qtool.checkpoints import structure
 from qtool.checkpoints.checkpoint import Checkpoint
+from qtool.checkpoints.gguf_models import is_gguf
 from qtool.errors import QtoolError, SourceError, UsageError
 from qtool.formats.gguf_file import GgufFile
 from qtool.gguf.architectures import TABLE
 from qtool.gguf.importance.measured import bos_of, first_token
-from qtool.gguf.open import is_gguf, open_source
+from qtool.gguf.open import open_source
 from qtool.gguf.tokenizer.keys import tokenizer_metadata
 from qtool.hub import is_hub_id
 from qtool.quality import metrics

@@ -1,4 +1,4 @@
-"""Artifacts side by side: which of them no other beats in both size and quality; also as SVG."""
+"""Artifacts side by side: which of them no other beats in both size and quality."""
 
 import math
 from collections.abc import Sequence
@@ -24,27 +24,10 @@ def unbeaten(points: Sequence[tuple[float, float]]) -> list[bool]:
 
 def front(found: Sequence["Evaluation"]) -> set[str]:
     """Names of those that none of the others beats."""
-    best = unbeaten([(one.size_bytes, _kld(one)) for one in found])
+    best = unbeaten([(one.size_bytes, kld(one)) for one in found])
     return {one.artifact for one, good in zip(found, best, strict=True) if good}
 
 
-def _kld(one: "Evaluation") -> float:
+def kld(one: "Evaluation") -> float:
+    """Its mean KL divergence, nats."""
     return float(one.found["kld"]["mean"])
-
-
-def svg(found: Sequence["Evaluation"]) -> str:
-    """Size against the logarithm of KL divergence, the front joined by a line; no scripts."""
-    from qtool.report.plots import Point, pareto
-
-    best = front(found)
-    points = [
-        Point(
-            str(number),
-            one.artifact.rsplit("/", 1)[-1],
-            one.size_bytes,
-            _kld(one),
-            one.artifact in best,
-        )
-        for number, one in enumerate(found, 1)
-    ]
-    return f"{pareto(points, alone=True)}\n"

@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 from qtool.artifacts.artifact import Artifact
 from qtool.artifacts.untold import said_untold
 from qtool.checkpoints.checkpoint import Checkpoint
+from qtool.checkpoints.gguf_models import is_gguf
 from qtool.checkpoints.single_experts import stacked
 from qtool.dequantize import dequantize
 from qtool.errors import UnsupportedError
 from qtool.formats.safetensors_header import TensorInfo
-from qtool.gguf.open import is_gguf, open_source
+from qtool.gguf.open import open_source
 from qtool.quality.engine_turns import online_of
 from qtool.record import record_in
 from qtool.scheme import GroupQuant, Scheme

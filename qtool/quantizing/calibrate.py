@@ -9,28 +9,27 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from qtool.calibrating.groups import groups_of
 from qtool.calibrating.placed import Passage, ahead
 from qtool.calibrating.sites import Site, Tracer
 from qtool.calibrating.stats import SiteStats
 from qtool.calibrating.stats import Weights as Counts
-from qtool.calibrating.stats_file import StatsFile, StatsWriter
+from qtool.calibrating.stats_file import StatsWriter
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.checkpoints.fused_experts import all_apart, apart
+from qtool.checkpoints.gguf_models import is_gguf
 from qtool.checkpoints.structure import packed
 from qtool.converting.source import opened as source_of
 from qtool.cuda.device import Device
-from qtool.errors import FormatError, SourceError, UnsupportedError
-from qtool.formats import safetensors_file as st
+from qtool.errors import SourceError, UnsupportedError
 from qtool.gguf.from_hf.source import hf_source
 from qtool.gguf.importance.imatrix import Importance, write_importance
 from qtool.gguf.importance.measured import Gathered, Squares, begin_with_bos, first_token
-from qtool.gguf.open import is_gguf, open_source
+from qtool.gguf.open import open_source
 from qtool.gguf.source import GgufSource
 from qtool.gguf.to_hf.weights import gguf_weights
-from qtool.recipe.file import PRECISIONS
 from qtool.recipe.recipe import Calibration as Settings
 from qtool.streaming.allocator import give_back
 from qtool.streaming.precision import settled
@@ -40,7 +39,6 @@ from qtool.streaming.weights import Weights
 from qtool.streaming.workers import Workers
 from qtool.telling.progress import Progress
 from qtool.texts.calibration import Calibration, calibration_tokens
-from qtool.texts.source import TOPICS
 
 if TYPE_CHECKING:
     from qtool.quantizing.gguf.gptq.sweeping import Sweeping
@@ -49,7 +47,6 @@ if TYPE_CHECKING:
 VECTORS = frozenset({"mean_abs", "max_abs"})
 SQUARE = frozenset({"square"})
 SWEEP = frozenset({"gram", "square"})
-_PROBE_TOKENS = 64
 _NO_BOS = (
     "measured together with -o, on chunks without the BOS token that llama-imatrix begins them "
     "with; --imatrix alone has it"
@@ -248,32 +245,3 @@ def measure_block(
         stats = passage.collect(block, group, needs, advance=more and last)
         for site in group:
             yield site, stats.pop(site.id)
-
-
-def check_same_model(saved: StatsFile, checkpoint: Checkpoint) -> dict[str, Any]:
-    """The calibration record of a statistics file; SourceError where it is of another model."""
-    if saved.metadata.get("model_digest") != checkpoint.digest():
-        raise SourceError(
-            f"{saved.path}: the statistics are of another model than {checkpoint.path}; run "
-            "`qtool calibrate MODEL -o STATS` on this one"
-        )
-    where = f"{saved.path}: calibration"
-    record = st.parse_json(saved.metadata.get("calibration", "").encode(), where)
-    for key, kind in (("source", str), ("samples", int), ("length", int), ("seed", int)):
-        if not isinstance(record.get(key), kind):
-            raise FormatError(
-                f"{where}: {key} is {json.dumps(record.get(key))[:50]}; write the file again with "
-                "`qtool calibrate`"
-            )
-    if (found := record.get("precision", "float32")) not in PRECISIONS:
-        raise FormatError(
-            f"{where}: precision is {json.dumps(found)[:50]}; write the file again with "
-            "`qtool calibrate`"
-        )
-    return record
-
-
-def probe(checkpoint: Checkpoint) -> Calibration:
-    """A few tokens that every machine has, to run a block on."""
-    settings = Settings(source=TOPICS, samples=1, length=_PROBE_TOKENS, seed=0)
-    return calibration_tokens(settings, checkpoint.folder)

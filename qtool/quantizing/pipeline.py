@@ -17,12 +17,12 @@ from qtool.planning.engines import ROUNDED_SCALES
 from qtool.planning.experts import as_quantized
 from qtool.planning.notes import unread
 from qtool.planning.plan import MAX_SHARD_BYTES, Plan, make_plan
-from qtool.provenance import provenance
+from qtool.provenance import record as provenance
 from qtool.provenance.digests import add_digests
+from qtool.provenance.outcome import Outcome
 from qtool.quantizing.verify import verify
 from qtool.runs import layer_errors, resume
 from qtool.runs.each_tensor import quantize_each
-from qtool.runs.outcome import Outcome
 from qtool.runs.request import Request
 from qtool.runs.sink import Sink, Turned
 from qtool.runs.zeros import Zeros
@@ -30,10 +30,10 @@ from qtool.scheme import Dropped
 from qtool.streaming.allocator import give_back
 from qtool.telling.progress import Progress
 from qtool.telling.remarks import line
+from qtool.telling.summary import Summary, of_cache, of_text, peak_rss_bytes
 from qtool.texts.calibration import check_length
 from qtool.workspaces.already import taking_up
 from qtool.workspaces.leftovers import check_free
-from qtool.workspaces.summary import Summary, of_cache, of_text, peak_rss_bytes
 from qtool.workspaces.watched import Marks, marks
 from qtool.workspaces.workspace import Workspace, check_begun, workspace
 
@@ -83,8 +83,8 @@ def run(request: Request, progress: Progress) -> Summary:
         resume.agree(space, facts, plan)
         given = None
         if skeleton is not None:
-            from qtool.blockwise.blockwise import quantize_blocks
             from qtool.blockwise.given import given_to
+            from qtool.blockwise.run import quantize_blocks
 
             with progress.stage("calibrate"):
                 given = given_to(request.recipe, checkpoint, request.stats, progress)
@@ -143,7 +143,7 @@ def _begin(request: Request, progress: Progress) -> _Begun:
     if request.stats is None:
         check_length(request.recipe.calibration, checkpoint.folder)
     check_begun(request.artifact, resume.facts(request, checkpoint), fresh=request.fresh)
-    from qtool.blockwise.blockwise import open_skeleton
+    from qtool.blockwise.run import open_skeleton
 
     with progress.stage("calibrate"):
         skeleton = open_skeleton(checkpoint, plan)

@@ -13,7 +13,7 @@ from qtool.errors import SourceError, UnsupportedError
 from qtool.telling.remarks import told_apart
 
 if TYPE_CHECKING:
-    from qtool.gguf.planned import GgufPlan
+    from qtool.planning.gguf.planned import GgufPlan
     from qtool.planning.plan import Plan
     from qtool.recipe.file import Calibration
     from qtool.recipe.gguf import GgufRecipe
@@ -99,9 +99,9 @@ def foresee(asked: Asked) -> Foreseen:
 
 
 def _of_safetensors(asked: Asked, recipe: Recipe) -> Foreseen:
+    from qtool.checkpoints.gguf_models import is_gguf
     from qtool.converting.source import check_needed
     from qtool.formats.safetensors_file import parse_size
-    from qtool.gguf.open import is_gguf
     from qtool.hub import resolve
     from qtool.planning.notes import unread
     from qtool.quantizing.quantize import refuse

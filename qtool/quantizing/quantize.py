@@ -9,15 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qtool.errors import UnsupportedError
+from qtool.workspaces.naming import path_beside
 
 if TYPE_CHECKING:
     from qtool.cuda.staging import Places
     from qtool.recipe.gguf import GgufRecipe
     from qtool.recipe.recipe import Recipe
     from qtool.telling.progress import Progress
+    from qtool.telling.summary import Summary
     from qtool.workspaces.naming import Stating
     from qtool.workspaces.replacing import Replace
-    from qtool.workspaces.summary import Summary
 
 _GGUF = ".gguf"
 _SAFETENSORS = ".safetensors"
@@ -53,8 +54,8 @@ def quantize(recipe: Recipe | GgufRecipe, asked: Asked, progress: Progress) -> S
 
 
 def _to_safetensors(recipe: Recipe, asked: Asked, progress: Progress) -> Summary:
+    from qtool.checkpoints.gguf_models import is_gguf
     from qtool.formats.safetensors_file import parse_size
-    from qtool.gguf.open import is_gguf
     from qtool.hub import public_name, resolve
     from qtool.texts.mixture import check_source
 
@@ -221,9 +222,9 @@ def _stating(
 ) -> Stating | None:
     """What states OUT.provenance.json, where it is asked for: of the inputs as they are now."""
     from qtool.provenance import statement
-    from qtool.workspaces.summary import peak_rss_bytes
+    from qtool.telling.summary import peak_rss_bytes
 
-    there = statement.path_beside(target)
+    there = path_beside(target)
     if not asked.provenance:
         if there.is_file():
             progress.say(

@@ -25,9 +25,9 @@ from qtool.report.names import COMPONENTS, decoder_prefix, place
 from qtool.report.opened import Opened, Stored, open_artifact, stored_of
 from qtool.report.sample import NO_SAMPLE
 from qtool.telling.progress import Progress
+from qtool.telling.summary import OUTPUTS, WEIGHTS
 from qtool.verification.finding import LayerError, Verdict
 from qtool.verification.run import verify_artifact
-from qtool.workspaces.summary import OUTPUTS, WEIGHTS
 
 if TYPE_CHECKING:
     from qtool.cuda.device import Device

@@ -9,9 +9,10 @@ from typing import Any
 
 from qtool.artifacts.artifact import Artifact
 from qtool.artifacts.untold import untold
+from qtool.checkpoints.gguf_models import is_gguf
 from qtool.formats.gguf_file import GgufFile
 from qtool.gguf.inspect import GgufInspection
-from qtool.gguf.open import is_gguf, open_source
+from qtool.gguf.open import open_source
 from qtool.gguf_types import BY_NAME
 from qtool.inspecting.inspect import inspect
 from qtool.report import origin, sample

@@ -8,9 +8,9 @@ from typing import Any
 
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.checkpoints.fused_experts import all_apart
+from qtool.checkpoints.gguf_models import is_gguf
 from qtool.converting.source import opened
 from qtool.errors import SourceError, UnsupportedError
-from qtool.gguf.open import is_gguf
 from qtool.provenance.embedded import Embedded
 from qtool.provenance.statement import source_files
 from qtool.recipe.file import said_of

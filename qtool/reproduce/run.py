@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from qtool import __version__
+from qtool.checkpoints.gguf_models import is_gguf
 from qtool.diff.diff import Diff, diff
 from qtool.errors import QtoolError, SourceError, UnsupportedError
-from qtool.gguf.open import is_gguf
 from qtool.hub import public_name, resolve
-from qtool.provenance import provenance
+from qtool.provenance import record as provenance
 from qtool.provenance.embedded import Embedded, read
 from qtool.provenance.statement import subjects
 from qtool.recipe.gguf import GgufRecipe

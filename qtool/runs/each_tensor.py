@@ -17,16 +17,16 @@ from qtool.planned import Planned
 from qtool.planning.plan import Plan
 from qtool.planning.shapes import CACHED_AT_ONCE, ROWS_AT_ONCE
 from qtool.planning.shared_scales import SharedScales
+from qtool.provenance.outcome import Outcome
 from qtool.runs import layer_errors, resume
 from qtool.runs.by_rows import nearest, quantize_rows, side_by_side
-from qtool.runs.outcome import Outcome
 from qtool.runs.request import Request
 from qtool.runs.sink import Sink, check_values
 from qtool.scheme import Dropped, GroupQuant, Scheme
 from qtool.streaming.weights import is_view, rows_of
 from qtool.telling.progress import Progress
+from qtool.telling.summary import WEIGHTS, LayerReport
 from qtool.workspaces.journal import Journal
-from qtool.workspaces.summary import WEIGHTS, LayerReport
 
 
 def quantize_each(

@@ -6,22 +6,21 @@ before it is believed.
 """
 
 import hashlib
-import re
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
-from glob import escape
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
+from qtool.checkpoints.gguf_models import source_files
 from qtool.formats.gguf_writer import GgufWriter, Layout
 from qtool.gguf.pieces import Done, Pieces
 from qtool.gguf.source import GgufSource
-from qtool.planning.gguf.plan import GgufPlan
-from qtool.provenance.provenance import environment
-from qtool.quantizing.gguf.verify import Reader
+from qtool.planning.gguf.planned import GgufPlan
+from qtool.provenance.record import environment
 from qtool.recipe.gguf import GgufRecipe
+from qtool.runs.gguf_verify import Reader
 from qtool.streaming.in_order import in_order
 from qtool.workspaces import program
 from qtool.workspaces.differences import DEVICE, HEADER
@@ -29,8 +28,6 @@ from qtool.workspaces.identity import file_facts
 from qtool.workspaces.journal import Journal
 
 UNIT_PIECES = 64  # at most, of 2^18 weights each
-
-_PART = re.compile(r"(.*)-\d{5}(-of-\d{5}\.gguf)")
 
 
 def facts(
@@ -50,14 +47,6 @@ def facts(
     if imatrix is not None:
         found["importance matrix"] = file_facts(imatrix)
     return found
-
-
-def source_files(path: Path) -> list[Path]:
-    """The files of a model: of a folder, or of a GGUF file, which may come in parts."""
-    if path.is_dir():
-        return sorted([*path.glob("*.safetensors"), *path.glob("*.json")])
-    part = _PART.fullmatch(path.name)
-    return [path] if part is None else sorted(path.parent.glob(f"{escape(part[1])}-*{part[2]}"))
 
 
 def header_fact(plan: GgufPlan) -> dict[str, str]:

@@ -19,7 +19,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from qtool.errors import FormatError
-from qtool.workspaces.summary import LayerReport
+from qtool.telling.summary import LayerReport
 
 if TYPE_CHECKING:
     import numpy as np

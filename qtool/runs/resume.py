@@ -13,16 +13,12 @@ from typing import Any
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.checkpoints.padding import in_view
 from qtool.planning.plan import Plan
-from qtool.provenance import provenance
-from qtool.runs.outcome import Outcome
+from qtool.provenance import record as provenance
+from qtool.provenance.outcome import Outcome
 from qtool.runs.request import Request
 from qtool.runs.sink import Sink
 from qtool.telling.progress import Progress
-from qtool.workspaces import program
-from qtool.workspaces.differences import DEVICE, LAYOUT, SHARDS
-from qtool.workspaces.identity import file_facts
-from qtool.workspaces.journal import Journal
-from qtool.workspaces.summary import (
+from qtool.telling.summary import (
     OUTPUTS,
     WEIGHTS,
     ExpertReport,
@@ -30,6 +26,10 @@ from qtool.workspaces.summary import (
     OutlierReport,
     TunedReport,
 )
+from qtool.workspaces import program
+from qtool.workspaces.differences import DEVICE, LAYOUT, SHARDS
+from qtool.workspaces.identity import file_facts
+from qtool.workspaces.journal import Journal
 from qtool.workspaces.workspace import Workspace
 
 OUTSIDE = "outside of blocks"

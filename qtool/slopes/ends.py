@@ -22,7 +22,7 @@ from qtool.cuda.device import Device
 from qtool.errors import NoGradientError, QtoolError, SourceError, UnsupportedError
 from qtool.planning.shapes import whole_batches
 from qtool.recipe.file import Precision
-from qtool.slopes import slopes
+from qtool.slopes import measure as slopes
 from qtool.slopes.kept import drop_passed
 from qtool.slopes.passing import Passing
 from qtool.streaming.skeleton import MICRO_BATCH_TOKENS, Skeleton

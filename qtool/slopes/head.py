@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from qtool.errors import SourceError
-from qtool.slopes.memory import LOGITS
+from qtool.planning.fitting import LOGITS
 from qtool.slopes.passing import Passing
 from qtool.slopes.slope import Slope
 from qtool.slopes.sums import Seen, add, observed

@@ -11,6 +11,5 @@ workers.py, turns.py, single_thread.py, allocator.py
                 threads, the order of sums, memory
 linears.py, torch_calls.py, online.py
                 calls that are seen as they are made, or made otherwise
-device.py, precision.py
-                where the work is done, and how exactly
+precision.py    how exactly products are made; in_order.py: numbered work on a few threads
 """

@@ -41,6 +41,7 @@ from numpy.typing import NDArray
 from qtool import grid, native, small_floats
 from qtool.calibrating.sites import Site
 from qtool.calibrating.stats import SiteStats, gram_on, is_rare
+from qtool.checkpoints.scaled import Factor
 from qtool.methods import gptq, named
 from qtool.scheme import Scheme
 from qtool.transforms.proved import (
@@ -56,7 +57,6 @@ from qtool.transforms.proved import (
     proved_folds,
     too_large,
 )
-from qtool.transforms.scaled import Factor
 
 NEEDS: frozenset[str] = frozenset({"gram", "mean_abs"})
 

@@ -4,9 +4,9 @@ them: it is a view of the source."""
 from collections.abc import Iterable
 
 from qtool.calibrating.stats import SiteStats
+from qtool.checkpoints.scaled import Factor
 from qtool.transforms import awq, smooth, smooth_attention
 from qtool.transforms.proved import Applied, Subject
-from qtool.transforms.scaled import Factor
 
 TRANSFORMS = {
     "smooth": smooth.apply,

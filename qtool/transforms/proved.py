@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 from qtool.calibrating.sites import BlockSites, Site
 from qtool.calibrating.stats import SiteStats
+from qtool.checkpoints.scaled import Factor
 from qtool.cuda.device import Device
-from qtool.planning.fit import UNROUNDED
-from qtool.planning.plan import Plan
+from qtool.planned import PlannedAll
+from qtool.scheme import UNROUNDED
 from qtool.streaming.stream import LoadedBlock, Stream
 from qtool.transforms import fold
-from qtool.transforms.scaled import Factor
 
 if TYPE_CHECKING:
     from qtool.recipe.recipe import Recipe
@@ -44,7 +44,7 @@ class Subject:
 
     block: LoadedBlock
     found: BlockSites
-    plan: Plan
+    plan: PlannedAll
     recipe: "Recipe"
     stream: Stream  # before the block
     workers: Workers
@@ -62,7 +62,7 @@ class Applied:
     factors: tuple[Factor, ...] = ()  # what was multiplied, to be done again elsewhere
 
 
-def takes_part(plan: Plan, name: str) -> bool:
+def takes_part(plan: PlannedAll, name: str) -> bool:
     """Whether a matrix is quantized: here, or by another tool after this one (method: none)."""
     return plan.target(name) is not None or plan.by_name[name].action == UNROUNDED
 
@@ -151,7 +151,7 @@ def apply_fold(
     chosen: fold.Fold,
     sites: Sequence[Site],
     scale: Floats,
-    plan: Plan,
+    plan: PlannedAll,
     stats: dict[str, SiteStats],
 ) -> set[str]:
     """Fold scale [in] in, and map the statistics of the sites; dense tensors with new values."""
@@ -182,7 +182,7 @@ def factors_of(block: LoadedBlock, chosen: fold.Fold, scale: Floats) -> list[Fac
     return found
 
 
-def too_large(block: LoadedBlock, chosen: fold.Fold, scale: Floats, plan: Plan) -> str | None:
+def too_large(block: LoadedBlock, chosen: fold.Fold, scale: Floats, plan: PlannedAll) -> str | None:
     """A tensor that float16, in which it is written, could not hold with scale [in] folded in."""
     for name in chosen.readers:
         if narrow(plan, name) and overflows(block.weights[name].abs().amax(0), scale):
@@ -201,7 +201,7 @@ def too_large(block: LoadedBlock, chosen: fold.Fold, scale: Floats, plan: Plan) 
     return next((n for n, part in parts if narrow(plan, n) and overflows(part, inverse)), None)
 
 
-def narrow(plan: Plan, name: str) -> bool:
+def narrow(plan: PlannedAll, name: str) -> bool:
     """Whether a tensor is written in float16."""
     planned = plan.by_name[name]
     return planned.scheme is None and planned.dtype == "F16"
@@ -212,7 +212,7 @@ def overflows(largest: torch.Tensor, factor: Floats) -> bool:
     return bool((largest.numpy() * factor).max() >= _F16)
 
 
-def dense_parts(chosen: fold.Fold, sites: Sequence[Site], plan: Plan) -> list[str]:
+def dense_parts(chosen: fold.Fold, sites: Sequence[Site], plan: PlannedAll) -> list[str]:
     """The matrices that a fold changes and that are written in their own dtype."""
     names = [name for site in sites for name in site.names]
     dense = [name for name in names if plan.by_name[name].scheme is None]

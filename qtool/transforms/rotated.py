@@ -1,6 +1,6 @@
 """A checkpoint seen as its rotated self: one more checkpoint, whose tensors are made when read.
 
-Scales that other transforms found (`qtool.transforms.scaled`) are put over what rotations make.
+Scales that other transforms found (`qtool.checkpoints.scaled`) are put over what rotations make.
 
     row vectors:  x -> x R       matrices as stored, W [out, in], y = x W'
 
@@ -32,13 +32,13 @@ from numpy.typing import NDArray
 from qtool.checkpoints import structure
 from qtool.checkpoints.checkpoint import Checkpoint, View
 from qtool.checkpoints.roles import outside_reason
+from qtool.checkpoints.scaled import Scaled
 from qtool.errors import SourceError
 from qtool.formats import safetensors_file as st
 from qtool.formats.safetensors_file import FLOAT_DTYPES, TensorInfo, from_float32
 from qtool.streaming.online import Online
 from qtool.transforms.hadamard import Reals
 from qtool.transforms.rotation import Rotation
-from qtool.transforms.scaled import Scaled
 
 _AFTER = ("post_feedforward_layernorm", "post_mlp_layernorm", "post_self_attn_layernorm")
 _OF_EMBEDDING = ("word_embeddings_layernorm", "embed_layer_norm", "emb_norm")

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from qtool.calibrating.stats import SiteStats, is_rare
+from qtool.checkpoints.scaled import Factor
 from qtool.streaming.stream import LoadedBlock
 from qtool.transforms import smooth_search
 from qtool.transforms.proved import (
@@ -39,7 +40,6 @@ from qtool.transforms.proved import (
     takes_part,
     too_large,
 )
-from qtool.transforms.scaled import Factor
 
 if TYPE_CHECKING:
     from qtool.recipe.recipe import Recipe

@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 
 from qtool.calibrating.sites import BlockSites
 from qtool.calibrating.stats import SiteStats
+from qtool.checkpoints.scaled import Factor
 from qtool.streaming.stream import Call, LoadedBlock, Stream
 from qtool.streaming.torch_calls import TorchCalls
 from qtool.transforms.fold import Scaled, Shown, parameter_of, restored, shown, undone
@@ -46,7 +47,6 @@ from qtool.transforms.proved import (
     overflows,
     powers_of_two,
 )
-from qtool.transforms.scaled import Factor
 
 _LEAST = 1e-3  # of the largest channel of a head, for channels that are nearly silent
 _16_BITS = ("F16", "BF16")

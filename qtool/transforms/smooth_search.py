@@ -27,7 +27,7 @@ from qtool.calibrating.sites import Site
 from qtool.calibrating.stats import SiteStats, first_half
 from qtool.methods import activations, rtn
 from qtool.methods.activations import Rounding
-from qtool.planning.plan import Plan
+from qtool.planned import PlannedAll
 from qtool.scheme import Scheme
 from qtool.streaming.linears import Matrix, ObserveLinears, WeightIndex
 from qtool.streaming.stream import LoadedBlock, Stream
@@ -162,7 +162,7 @@ def measured(
     block: LoadedBlock,
     sites: Sequence[Site],
     stats: Mapping[str, SiteStats],
-    plan: Plan,
+    plan: PlannedAll,
     inputs: Mapping[str, Halves],
 ) -> list[Measured]:
     """Evenly spaced rows of every quantized reader."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from qtool.gguf.open import is_gguf
+from qtool.checkpoints.gguf_models import is_gguf
 from qtool.record import FILE_NAME, FILES, record_in
 from qtool.verification.finding import Finding
 from qtool.verification.stated import SHA256, found_digest, place

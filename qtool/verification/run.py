@@ -13,9 +13,9 @@ from qtool.artifacts.entry import Entry
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.checkpoints.decoder_names import alone_as
 from qtool.checkpoints.fused_experts import apart_as
+from qtool.checkpoints.gguf_models import is_gguf
 from qtool.checkpoints.padding import asked_in, in_view, not_compared, padded_as
 from qtool.errors import QtoolError, SourceError
-from qtool.gguf.open import is_gguf
 from qtool.native.library import default_threads
 from qtool.record import is_statistics
 from qtool.scheme import GroupQuant, Scheme

@@ -12,8 +12,8 @@ from typing import Any
 
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.checkpoints.decoder_names import is_alone
+from qtool.checkpoints.gguf_models import is_gguf
 from qtool.gguf.architectures.prediction import MTP
-from qtool.gguf.open import is_gguf
 from qtool.gguf.tokenizer.hf_json import TOKENIZER, read_object
 from qtool.streaming.weights import Weights
 from qtool.telling.sentences import count as counted

@@ -14,9 +14,9 @@ from typing import Any
 from qtool.checkpoints.checkpoint import hash_file
 from qtool.errors import QtoolError
 from qtool.formats.safetensors_header import read_json
-from qtool.provenance.statement import path_beside
 from qtool.record import CARD
 from qtool.verification.finding import Finding, Severity
+from qtool.workspaces.naming import path_beside
 
 CHECK = "statement"
 SHA256 = re.compile("[0-9a-f]{64}")

@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from qtool.errors import SourceError
+from qtool.telling.summary import Summary, peak_rss_bytes, summary_of
 from qtool.workspaces.differences import HEADER, PRECISION, AnotherRun
 from qtool.workspaces.identity import file_facts
 from qtool.workspaces.lock import ENDED, ended_beside, is_ended
-from qtool.workspaces.summary import Summary, peak_rss_bytes, summary_of
 
 if TYPE_CHECKING:
     from qtool.telling.progress import Progress

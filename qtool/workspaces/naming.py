@@ -77,10 +77,13 @@ def is_given(folder: Path, target: Path) -> bool:
     return ENDED in there or there == {"lock"}
 
 
+def path_beside(artifact: Path) -> Path:
+    """OUT.provenance.json."""
+    return artifact.with_name(f"{artifact.name}.provenance.json")
+
+
 def finish(folder: Path, target: Path) -> None:
     """What a run left to do that was killed after `target` was its output."""
-    from qtool.provenance.statement import path_beside
-
     discard(target, folder / "replaced")
     made, beside = folder / STATEMENT, path_beside(target)
     if made.is_file() and not os.path.lexists(beside):

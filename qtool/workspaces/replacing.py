@@ -40,8 +40,7 @@ class Replace:
 
 def replace_of(source: Path, *others: Path) -> Replace:
     """Of a command that reads the model `source`, its files, and others."""
-    from qtool.gguf.inspect import gguf_models
-    from qtool.runs.gguf_resume import source_files
+    from qtool.checkpoints.gguf_models import gguf_models, source_files
 
     models = gguf_models(source) or [source]
     return Replace((source, *(file for one in models for file in source_files(one)), *others))
@@ -100,7 +99,7 @@ def check_apart(out: Path, *inputs: Path) -> None:
 def check_not_among(out: Path, source: Path) -> None:
     """UnsupportedError where a file `out` would be taken for one of the model's whose folder
     `source` is, from then on. Folders in there, and files of other kinds, are read by nobody."""
-    from qtool.gguf.inspect import gguf_models
+    from qtool.checkpoints.gguf_models import gguf_models
 
     above = Path(os.path.realpath(out)).parent
     if not source.is_dir() or above != Path(os.path.realpath(source)):

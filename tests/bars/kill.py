@@ -59,7 +59,7 @@ from qtool.runs.gguf_resume import UNIT_PIECES
 
 MOST_KILLS = 5  # of one output
 PRELOADED = (
-    "qtool.blockwise.blockwise",
+    "qtool.blockwise.run",
     "qtool.quantizing.pipeline",
     "qtool.quantizing.gguf.quantize",
     "transformers.models.llama.modeling_llama",

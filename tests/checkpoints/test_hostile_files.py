@@ -107,7 +107,7 @@ def _import() -> None:
     """What a command imports is not its work."""
     import transformers.models.llama.modeling_llama  # noqa: F401
 
-    import qtool.blockwise.blockwise
+    import qtool.blockwise.run
     import qtool.quantizing.gguf.quantize  # noqa: F401
 
 

@@ -8,7 +8,7 @@ import pytest
 import qtool
 from qtool.api.words import retold
 from qtool.errors import SourceError
-from qtool.quality.compare import Compared
+from qtool.report.compared import Compared
 from support.runs.quantizing import text_file
 
 TEXT = "calibrated on Python's own documentation, which is good for trying only; "

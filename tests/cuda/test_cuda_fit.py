@@ -7,7 +7,7 @@ import pytest
 
 from qtool.cuda.device import Device
 from qtool.errors import ResumeError
-from qtool.slopes import slopes
+from qtool.slopes import measure as slopes
 from qtool.slopes.slope import Slopes
 from qtool.streaming.skeleton import Skeleton
 from qtool.telling.progress import Progress

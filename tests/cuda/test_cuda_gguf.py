@@ -19,7 +19,7 @@ from qtool.recipe.gguf import GgufRecipe
 from qtool.recipe.recipe import load
 from qtool.runs.gguf_request import GgufRequest
 from qtool.telling.progress import Progress
-from qtool.workspaces.summary import Summary
+from qtool.telling.summary import Summary
 from support.cuda.cuda_emulation import EmulatedPlace, Emulator, OnGpu, emulator
 from support.gguf import gguf_files
 from support.runs.quantizing import text_file

@@ -16,7 +16,7 @@ import torch
 
 import qtool
 from qtool.artifacts.artifact import Artifact
-from qtool.blockwise import blockwise
+from qtool.blockwise import run as blockwise
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.cuda import running
 from qtool.cuda.device import Device

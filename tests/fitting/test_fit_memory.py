@@ -10,9 +10,9 @@ import torch
 from qtool import api
 from qtool.errors import UnsupportedError
 from qtool.fitting import fit as module
+from qtool.planning.fitting import Fitting, memory, passing
 from qtool.planning.shapes import Block, Input, Shapes, slope_bytes
 from qtool.recipe.file import Calibration
-from qtool.slopes.memory import Fitting, memory, passing
 from qtool.slopes.passing import Passing
 from qtool.streaming.workers import Workers
 from support.fitting.fitting_runs import SMALL, tiny

@@ -15,7 +15,7 @@ from qtool.errors import ResumeError, UnsupportedError
 from qtool.fitting import costs as kept
 from qtool.fitting.of_gguf import losses_of
 from qtool.fitting.request import Fitted
-from qtool.slopes import slopes
+from qtool.slopes import measure as slopes
 from qtool.workspaces.journal import Journal
 from support.fitting.fitting_runs import SMALL, fitted, tiny
 from support.gguf import gguf_from_hf, gguf_models

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.hub import tiny_folder
 from qtool.recipe.file import Calibration
-from qtool.slopes import slopes
+from qtool.slopes import measure as slopes
 from qtool.texts.calibration import calibration_tokens
 from support.fitting.slopes_by_hand import (
     TOKENS,

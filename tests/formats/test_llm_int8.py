@@ -17,7 +17,7 @@ from qtool.formats import bitsandbytes
 from qtool.methods import activations, rtn
 from qtool.quality.engine_inputs import declared
 from qtool.recipe import recipe as recipes
-from qtool.workspaces.summary import OutlierReport
+from qtool.telling.summary import OutlierReport
 from support.runs import quantizing
 
 NAME = "model.layers.1.mlp.gate_proj"

@@ -41,11 +41,11 @@ _RECIPES = ("q4_k_m", "q2_k", "iq2_xs", "f16", "q8_0")
 
 def use(file: "object") -> None:
     """What a model is taken for by every command that reads one; QtoolErrors are answers."""
-    from qtool.converting.gguf_to_hf import side_files
     from qtool.errors import QtoolError
     from qtool.formats.gguf_file import GgufFile
     from qtool.gguf.from_gguf import gguf_source
     from qtool.gguf.importance.measured import first_token
+    from qtool.gguf.to_hf.files import side_files
     from qtool.gguf.to_hf.model import hf_model
     from qtool.gguf.to_hf.weights import with_origins
     from qtool.gguf.tokenizer.files import tokenizer_files

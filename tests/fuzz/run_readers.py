@@ -75,10 +75,10 @@ class Journal:
 
         from qtool.formats.safetensors_file import StreamWriter, TensorSpec, plan_shards
         from qtool.native.sums import checksum
-        from qtool.runs.outcome import Outcome
+        from qtool.provenance.outcome import Outcome
         from qtool.runs.resume import commit
+        from qtool.telling.summary import ExpertReport, LayerReport
         from qtool.workspaces.journal import Journal as Real
-        from qtool.workspaces.summary import ExpertReport, LayerReport
 
         self.folder = folder
         self.by_block: dict[int | None, list[Any]] = {

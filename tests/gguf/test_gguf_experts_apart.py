@@ -8,10 +8,10 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from qtool.checkpoints.checkpoint import Checkpoint
+from qtool.checkpoints.scaled import from_json
 from qtool.formats.gguf_file import GgufFile
 from qtool.gguf.from_hf.experts_apart import experts_apart
 from qtool.gguf.from_hf.source import hf_source
-from qtool.transforms.scaled import from_json
 from qtool.verification.run import verify_artifact
 from support.gguf import gguf_models
 from support.gguf.families.sparse import TURNED

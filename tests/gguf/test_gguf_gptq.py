@@ -25,8 +25,8 @@ from qtool.recipe import recipe as recipes
 from qtool.recipe.gguf import GgufRecipe
 from qtool.report.again import commands
 from qtool.reproduce.run import Asked, reproduce
+from qtool.telling.summary import OUTPUTS, WEIGHTS
 from qtool.verification.run import verify_artifact
-from qtool.workspaces.summary import OUTPUTS, WEIGHTS
 from support.gguf import gguf_from_hf, gguf_models
 from support.gguf.gguf_bytes import Gguf, entry
 from support.gguf.gguf_runs import QUIET, begun_once, sets, without_tokenizers, write

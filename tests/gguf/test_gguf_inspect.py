@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 from typer.testing import CliRunner
 
 from qtool import native_gguf
+from qtool.checkpoints.gguf_models import gguf_models
 from qtool.cli.main import app
 from qtool.errors import FormatError, QtoolError, SourceError
 from qtool.formats.gguf_file import GgufFile
 from qtool.formats.gguf_values import Kind
 from qtool.gguf import statistics
-from qtool.gguf.inspect import GgufInspection, gguf_models, tensor_detail
+from qtool.gguf.inspect import GgufInspection, tensor_detail
 from qtool.gguf_types import BY_NAME
 from support.gguf import gguf_big
 from support.gguf.gguf_bytes import Gguf, array, entry, info

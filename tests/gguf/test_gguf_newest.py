@@ -12,7 +12,7 @@ from qtool.formats.gguf_values import Kind, Value, array, u32
 from qtool.gguf.from_hf.source import hf_source
 from qtool.gguf.to_hf.config import has_way_back
 from qtool.gguf.to_hf.model import hf_model
-from qtool.planning.beside import check_whole
+from qtool.planning.whole import check_whole
 from qtool.verification.gguf.tensors import check_tensors
 from support.gguf import gguf_models
 from support.gguf.families import newest

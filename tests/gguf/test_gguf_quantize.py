@@ -16,24 +16,25 @@ import numpy as np
 import pytest
 
 from qtool import api, native_gguf
+from qtool.checkpoints.gguf_models import is_gguf
 from qtool.errors import FormatError, QtoolError, SourceError, UnsupportedError
 from qtool.formats.gguf_file import GgufFile
 from qtool.formats.gguf_writer import GgufWriter
 from qtool.gguf import pieces
-from qtool.gguf.open import is_gguf, open_source
+from qtool.gguf.open import open_source
 from qtool.gguf.source import GgufSource
 from qtool.gguf_types import BF16, BY_NAME, F16, F32, TENSOR_TYPES, BlockType
 from qtool.hub import tiny_folder
 from qtool.mixtures.table import FILE_TYPES
-from qtool.planning.gguf.plan import CHECKSUM_KEY
 from qtool.quantizing.gguf import quantize as gguf_quantize
 from qtool.quantizing.gguf.quantize import run_gguf
 from qtool.recipe.gguf import GgufRecipe
 from qtool.recipe.recipe import load
+from qtool.record import CHECKSUM_KEY
 from qtool.runs.gguf_request import GgufRequest, artifact_path
 from qtool.streaming.in_order import in_order
 from qtool.telling.progress import Progress
-from qtool.workspaces.summary import Summary
+from qtool.telling.summary import Summary
 from support.gguf import gguf_files
 from support.gguf.gguf_files import models
 from support.places import SUPPORT

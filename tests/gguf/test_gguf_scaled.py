@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 
+from qtool.checkpoints.scaled import Factor, Scaled, check_fits, from_json, record_of, to_json
 from qtool.errors import RecipeError, UnsupportedError
 from qtool.formats.gguf_file import GgufFile
 from qtool.gguf.from_hf.source import hf_source
@@ -25,7 +26,6 @@ from qtool.recipe.gguf import GgufRecipe
 from qtool.reproduce.run import Asked, reproduce
 from qtool.runs.gguf_request import GgufRequest
 from qtool.transforms.rotated import Rotated
-from qtool.transforms.scaled import Factor, Scaled, check_fits, from_json, record_of, to_json
 from qtool.verification.finding import Verdict
 from qtool.verification.run import verify_artifact
 from support.gguf import gguf_from_hf

@@ -26,10 +26,10 @@ from qtool.mixtures.kinds import HEAD
 from qtool.quantizing.gguf import measure
 from qtool.quantizing.gguf.gptq import sweep, sweeping
 from qtool.recipe import recipe as recipes
+from qtool.telling.summary import OUTPUTS
 from qtool.texts.calibration import Calibration
 from qtool.transforms import rotate
 from qtool.verification.run import verify_artifact
-from qtool.workspaces.summary import OUTPUTS
 from support.gguf import gguf_from_hf
 from support.gguf.gguf_runs import QUIET, sets, without_tokenizers, write
 from support.models.small_models import checkpoint, models

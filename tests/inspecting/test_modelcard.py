@@ -13,12 +13,12 @@ from qtool.cards import modelcard
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.methods import rtn
 from qtool.planning.plan import make_plan
-from qtool.provenance import provenance
+from qtool.provenance import record as provenance
+from qtool.provenance.outcome import Outcome
 from qtool.recipe.recipe import Recipe, load
 from qtool.runs import each_tensor
-from qtool.runs.outcome import Outcome
 from qtool.scheme import Scheme
-from qtool.workspaces.summary import LayerReport
+from qtool.telling.summary import LayerReport
 from support.models import header_files
 
 LAYERS = [

@@ -16,14 +16,14 @@ from qtool.gguf.from_hf.source import hf_source
 from qtool.gguf.open import open_source
 from qtool.gguf.source import as_floats
 from qtool.recipe.recipe import load
+from qtool.slopes.measure import measure
 from qtool.slopes.slope import Slopes
-from qtool.slopes.slopes import measure
 from qtool.streaming.linears import Matrix, ObserveLinears, WeightIndex
 from qtool.streaming.skeleton import Skeleton
 from qtool.streaming.workers import Workers
 from qtool.telling.progress import Progress
+from qtool.telling.summary import OUTPUTS
 from qtool.texts.calibration import calibration_tokens
-from qtool.workspaces.summary import OUTPUTS
 from qtool.workspaces.workspace import workspace
 from support.fitting.slopes_by_hand import likeliest, measured, ways_of
 from support.gguf import gguf_models

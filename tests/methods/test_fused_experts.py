@@ -24,8 +24,8 @@ from qtool.planning.plan import make_plan
 from qtool.recipe.recipe import load
 from qtool.streaming.skeleton import Skeleton
 from qtool.telling.progress import Progress
+from qtool.telling.summary import OUTPUTS, WEIGHTS
 from qtool.verification.run import verify_artifact
-from qtool.workspaces.summary import OUTPUTS, WEIGHTS
 from support.gguf import gguf_models
 from support.models import arch_models, header_files
 from support.models.transposed_experts import transposed

@@ -22,7 +22,7 @@ from qtool.generating.ready import ready
 from qtool.quality.engine_inputs import activations
 from qtool.quality.forward import forward
 from qtool.quality.weights import open_weights
-from qtool.slopes.slopes import _named
+from qtool.slopes.measure import _named
 from qtool.slopes.sums import Seen, Sums
 from qtool.streaming.joined_rows import Joined, RowsOf
 from qtool.streaming.skeleton import Skeleton

@@ -25,8 +25,8 @@ from qtool.runs.layer_errors import checked, explained
 from qtool.runs.request import Request
 from qtool.scheme import Scheme
 from qtool.telling.progress import Progress
+from qtool.telling.summary import LayerReport, Summary
 from qtool.verification.run import verify_artifact
-from qtool.workspaces.summary import LayerReport, Summary
 from support.runs.quantizing import first_block_of_tiny
 
 ODD = "model.layers.2.mlp.up_proj.weight"

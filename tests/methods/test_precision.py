@@ -19,7 +19,7 @@ from qtool.calibrating import guidance, placed
 from qtool.calibrating.stats_file import StatsFile
 from qtool.methods import gptq
 from qtool.provenance import embedded
-from qtool.slopes import slopes
+from qtool.slopes import measure as slopes
 from qtool.streaming import precision
 from qtool.streaming.precision import has_bfloat16, products_in, settled
 from qtool.streaming.skeleton import Skeleton

@@ -14,6 +14,7 @@ from qtool.provenance import statement
 from qtool.quality import evaluate
 from qtool.recipe.recipe import Calibration
 from qtool.telling.progress import Progress
+from qtool.workspaces.naming import path_beside
 from support.places import SUPPORT
 from support.runs.quantizing import Call, Called, files, first_block_of_tiny, text_file
 
@@ -137,7 +138,7 @@ def test_statements(made: tuple[Path, Called]) -> None:
     validator = Draft202012Validator(json.loads(SCHEMA.read_text()))
     for name in ("awq", "importance.gguf", "rtn"):
         artifact = folder / "m" / name
-        content = json.loads(statement.path_beside(artifact).read_text())
+        content = json.loads(path_beside(artifact).read_text())
         validator.validate(content)
         assert not statement.unlike(artifact)
         build = content["predicate"]["buildDefinition"]

@@ -6,7 +6,7 @@ import pytest
 
 from qtool.gguf.from_hf import source as from_hf
 from qtool.hub import tiny_folder
-from qtool.planning.advised import calibrated
+from qtool.quantizing.advised import calibrated
 from support.gguf import gguf_models
 from support.models import gpt_oss
 from support.runs import quantizing

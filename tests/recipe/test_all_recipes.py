@@ -18,8 +18,8 @@ from qtool.recipe.recipe import Recipe, load, shipped
 from qtool.runs.gguf_request import GgufRequest
 from qtool.runs.request import Request
 from qtool.telling.progress import Progress
+from qtool.telling.summary import Summary
 from qtool.verification.run import verify_artifact
-from qtool.workspaces.summary import Summary
 from support.models.gpt_oss import source_for
 
 # Three micro-batches, the last one short: threads have something to part.

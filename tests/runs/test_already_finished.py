@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from qtool.errors import ResumeError, UnsupportedError
-from qtool.provenance.statement import path_beside
 from qtool.workspaces import naming, workspace
 from qtool.workspaces.already import AlreadyMade
 from qtool.workspaces.leftovers import check_free
+from qtool.workspaces.naming import path_beside
 from qtool.workspaces.replacing import Replace
 from support.runs.replacing import FREELY, artifact, mark_of
 

@@ -262,7 +262,7 @@ def test_a_rotated_run_is_gone_on_with_on_the_same_kind_of_cpu(
         after(1, stop, patch)
         go()
     with monkeypatch.context() as patch:
-        patch.setattr("qtool.provenance.provenance.cpu_kind", lambda: "another")
+        patch.setattr("qtool.provenance.record.cpu_kind", lambda: "another")
         with pytest.raises(
             ResumeError,
             match=r"kind of CPU: cpu was .*, is another; with that as it was it can be",

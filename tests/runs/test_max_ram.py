@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from qtool.blockwise import blockwise
+from qtool.blockwise import run as blockwise
 from qtool.calibrating import placed
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.cli.main import app
@@ -24,8 +24,8 @@ from qtool.recipe.recipe import load
 from qtool.runs.gguf_request import GgufRequest
 from qtool.streaming.hidden import OnDisk
 from qtool.telling.progress import Progress
+from qtool.telling.summary import Summary
 from qtool.workspaces.journal import Journal
-from qtool.workspaces.summary import Summary
 from support.models import header_files
 from support.planning.no_process import no_process
 from support.runs import quantizing

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from qtool.errors import ResumeError, UnsupportedError
-from qtool.provenance.statement import path_beside
 from qtool.workspaces import replacing, staging
 from qtool.workspaces.leftovers import check_free
+from qtool.workspaces.naming import path_beside
 from qtool.workspaces.replacing import Replace
 from qtool.workspaces.workspace import workspace
 from support.runs.replacing import (

@@ -10,7 +10,7 @@ from qtool import api
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.cli.main import app
 from qtool.telling.numbered import by_kind
-from qtool.workspaces.summary import LayerReport
+from qtool.telling.summary import LayerReport
 
 
 def test_notes_of_many_layers_are_one_line() -> None:

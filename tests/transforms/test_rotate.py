@@ -14,7 +14,7 @@ from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import RecipeError, UnsupportedError
 from qtool.planning.plan import make_plan
 from qtool.provenance import embedded
-from qtool.provenance.provenance import environment
+from qtool.provenance.record import environment
 from qtool.recipe import recipe as recipes
 from qtool.recipe.rotate import RotateOptions
 from qtool.streaming.skeleton import Skeleton

@@ -15,8 +15,8 @@ from qtool.errors import RecipeError, UnsupportedError
 from qtool.matrix.cells import cells
 from qtool.planning.plan import make_plan
 from qtool.recipe.recipe import load, parse
+from qtool.telling.summary import TunedReport
 from qtool.verification.run import verify_artifact
-from qtool.workspaces.summary import TunedReport
 from support.runs import quantizing
 
 HEAD = "weights: {bits: 4, group_size: 32, symmetric: false}\n"

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool.checkpoints import padding, structure
+from qtool.checkpoints.beside import refuse_adapter, said
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.checkpoints.decoder_names import SAVE_WITH_HEAD
 from qtool.checkpoints.hf_config import Config, count
@@ -29,7 +30,6 @@ from qtool.gguf.from_hf.rope_tensors import rope_tensors
 from qtool.gguf.source import QUANTIZATION_VERSION, GgufSource, SourceTensor
 from qtool.gguf.tokenizer.keys import tokenizer_metadata
 from qtool.gguf_types import F32
-from qtool.planning.beside import refuse_adapter, said
 from qtool.telling.remarks import NOTE
 
 NOTHING_READS = "nothing reads it: this block takes keys and values of an earlier one"

@@ -25,7 +25,7 @@ from qtool.gguf.importance.imatrix import Counts, Floats, Importance
 from qtool.gguf.source import GgufSource, SourceTensor
 from qtool.gguf.tokenizer.pretokenizers import adds_bos
 from qtool.mixtures.kinds import kept_reason
-from qtool.provenance.provenance import with_gpu
+from qtool.provenance.record import with_gpu
 from qtool.record import CALIBRATION
 from qtool.texts.calibration import Calibration
 

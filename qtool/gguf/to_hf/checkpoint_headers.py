@@ -5,9 +5,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from qtool.converting.gguf_to_hf import in_one_file, quantized_again, side_files
 from qtool.errors import QtoolError
 from qtool.gguf.open import open_source
+from qtool.gguf.to_hf.files import in_one_file, quantized_again, side_files
 from qtool.gguf.to_hf.model import hf_model
 
 

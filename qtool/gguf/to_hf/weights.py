@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qtool.converting.gguf_to_hf import side_files
 from qtool.errors import QtoolError
 from qtool.formats.safetensors_header import TensorInfo, TensorSpec
 from qtool.gguf.source import GgufSource, SourceTensor
+from qtool.gguf.to_hf.files import side_files
 from qtool.gguf.to_hf.hf_tensor import HfTensor, put_back
 from qtool.gguf.to_hf.joined import Part
 from qtool.gguf.to_hf.model import HfModel, hf_model

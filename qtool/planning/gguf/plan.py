@@ -14,12 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool import __version__
+from qtool.checkpoints.scaled import Record, to_json
 from qtool.errors import SourceError, UnsupportedError
 from qtool.formats.gguf_arrays import StoredArray
 from qtool.formats.gguf_file import SPLIT_KEYS
 from qtool.formats.gguf_values import Kind, Value, string, u32
 from qtool.gguf.gptq.levels import SWEPT
-from qtool.gguf.planned import GgufPlan, PlannedTensor
+from qtool.gguf.planned import PlannedTensor
 from qtool.gguf.second_scales import with_scales
 from qtool.gguf.source import QUANTIZATION_VERSION, GgufSource, SourceTensor
 from qtool.gguf_types import FLOATS
@@ -29,6 +30,7 @@ from qtool.mixtures.table import FILE_TYPES, MOSTLY_NVFP4
 from qtool.planning import notes, unmatched
 from qtool.planning.gguf import estimate
 from qtool.planning.gguf.plan_warnings import warnings
+from qtool.planning.gguf.planned import GgufPlan
 from qtool.planning.gguf.refusals import (
     refuse_conv1d,
     refuse_floats,
@@ -37,18 +39,13 @@ from qtool.planning.gguf.refusals import (
     requantized,
 )
 from qtool.planning.gguf.scales_size import scales_bytes
-from qtool.provenance.provenance import environment
+from qtool.provenance.record import environment
 from qtool.recipe.gguf import GgufRecipe
 from qtool.recipe.portable import portable
-from qtool.record import CALIBRATION
-from qtool.transforms.scaled import Record, to_json
+from qtool.record import CALIBRATION, CHECKSUM_KEY, ENVIRONMENT_KEY, RECIPE_KEY, SCALES_KEY
 
 __all__ = ["GgufPlan", "Importance", "PlannedTensor", "make_gguf_plan"]
 
-CHECKSUM_KEY = "qtool.source_checksum"  # of the weights that were read; known after the run
-RECIPE_KEY = "qtool.recipe"
-SCALES_KEY = "qtool.scales"  # that transforms put into the source, as JSON
-ENVIRONMENT_KEY = "qtool.environment"  # of a rotated file: what its bytes depend on
 NO_CHECKSUM = "0" * 16
 _LONGEST_TEXT = 127  # bytes of a string that llama-quantize adds
 

@@ -4,11 +4,12 @@ of transforms and the codes of GPTQ's sweep."""
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from qtool.checkpoints.gguf_models import is_gguf
 from qtool.gguf.importance.imatrix import Importance
-from qtool.gguf.open import is_gguf
 from qtool.gguf.source import GgufSource
-from qtool.planning.gguf.plan import GgufPlan, Scales
-from qtool.provenance.provenance import environment
+from qtool.planning.gguf.plan import Scales
+from qtool.planning.gguf.planned import GgufPlan
+from qtool.provenance.record import environment
 from qtool.runs.gguf_request import GgufRequest
 from qtool.streaming.weights import Weights
 from qtool.telling.progress import Progress

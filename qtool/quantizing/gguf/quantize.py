@@ -15,30 +15,34 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool.checkpoints import padding
+from qtool.checkpoints.gguf_models import source_files
 from qtool.formats.gguf_values import string
 from qtool.formats.gguf_writer import GgufWriter, opened
 from qtool.gguf.importance.imatrix import Importance, read_importance
 from qtool.gguf.open import open_source, open_view
 from qtool.gguf.pieces import Done, Encoder, Given, Pieces
+from qtool.gguf.planned import PlannedTensor
 from qtool.gguf.source import GgufSource
 from qtool.gguf_types import BY_NAME
 from qtool.hub import public_name
 from qtool.native.sums import checksum
-from qtool.planning.gguf.plan import CHECKSUM_KEY, GgufPlan, PlannedTensor, make_gguf_plan
+from qtool.planning.gguf.plan import make_gguf_plan
+from qtool.planning.gguf.planned import GgufPlan
 from qtool.quantizing.gguf.measuring import Measured, measured
 from qtool.quantizing.gguf.reports import emptied, reports_of
-from qtool.quantizing.gguf.verify import verify
+from qtool.record import CHECKSUM_KEY
 from qtool.runs import gguf_resume as resume
 from qtool.runs import layer_errors
 from qtool.runs.gguf_request import GgufRequest
+from qtool.runs.gguf_verify import verify
 from qtool.streaming.in_order import in_order
 from qtool.telling.progress import Progress
 from qtool.telling.remarks import line
+from qtool.telling.summary import LayerReport, Summary, peak_rss_bytes
 from qtool.verification.gguf.written import check_written_gguf
 from qtool.workspaces.already import taking_up
 from qtool.workspaces.journal import Journal
 from qtool.workspaces.leftovers import check_free
-from qtool.workspaces.summary import LayerReport, Summary, peak_rss_bytes
 from qtool.workspaces.watched import marks
 from qtool.workspaces.workspace import Workspace, workspace
 
@@ -76,7 +80,7 @@ def _run(
     """view: the checkpoint that `source` shows, where that is not as it lies there."""
     out = request.artifact
     origin = public_name(request.model, request.source)
-    sources = marks([*resume.source_files(source.path), *filter(None, [request.imatrix])])
+    sources = marks([*source_files(source.path), *filter(None, [request.imatrix])])
     importance = None if request.imatrix is None else read_importance(request.imatrix)
     make = partial(
         make_gguf_plan,

@@ -8,14 +8,15 @@ import numpy as np
 
 from qtool.checkpoints.holes import EMPTY, said_torn
 from qtool.gguf.pieces import Done, Pieces
-from qtool.gguf.planned import GgufPlan, PlannedTensor
+from qtool.gguf.planned import PlannedTensor
 from qtool.gguf.source import as_floats
 from qtool.gguf_types import BY_NAME, FLOATS
 from qtool.mixtures.kinds import stored_shape
+from qtool.planning.gguf.planned import GgufPlan
 from qtool.runs import layer_errors
 from qtool.runs.zeros import together
 from qtool.telling.sentences import FETCH, some
-from qtool.workspaces.summary import OUTPUTS, WEIGHTS, LayerReport
+from qtool.telling.summary import OUTPUTS, WEIGHTS, LayerReport
 
 if TYPE_CHECKING:
     from qtool.quantizing.gguf.gptq.sweeping import Sweeping

@@ -5,7 +5,7 @@ smooth-attention, found while importance is measured, block by block:
 
 They are those of the recipe with `method: none` and `format: dense`, hence powers of two. What was
 found is kept with the block, put over the checkpoint's view before any row is encoded, and written
-into the file as `qtool.scales` (`qtool.transforms.scaled`): from the file `qtool verify` scales the
+into the file as `qtool.scales` (qtool.checkpoints.scaled): from the file `qtool verify` scales the
 source in the same way.
 """
 
@@ -17,15 +17,15 @@ from qtool.blockwise.given import recipe_needs
 from qtool.calibrating.placed import Passage
 from qtool.calibrating.sites import Tracer
 from qtool.calibrating.stats import SiteStats, Weights
+from qtool.checkpoints.scaled import Scaled, from_json, record_of, to_json
 from qtool.planning.plan import Plan, make_plan
+from qtool.provenance.outcome import merged
 from qtool.recipe.gguf import GgufRecipe
 from qtool.recipe.recipe import Recipe
-from qtool.runs.outcome import merged
 from qtool.streaming.stream import LoadedBlock
 from qtool.transforms.chain import apply_in_turn
 from qtool.transforms.proved import Subject, takes_part
 from qtool.transforms.rotated import Rotated
-from qtool.transforms.scaled import Scaled, from_json, record_of, to_json
 
 
 @dataclass

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from qtool.artifacts.artifact import Artifact
 from qtool.checkpoints.checkpoint import Checkpoint
+from qtool.checkpoints.gguf_models import is_gguf
 from qtool.checkpoints.padding import padded
-from qtool.converting.source import opened
 from qtool.errors import QtoolError
-from qtool.gguf.open import is_gguf
 from qtool.gguf.source import GgufSource
 from qtool.streaming.weights import Weights
 from qtool.verification.finding import Finding
@@ -70,9 +69,9 @@ def as_transformed_gguf(
     from pydantic import ValidationError
 
     from qtool.checkpoints.fused_experts import apart_as
+    from qtool.checkpoints.scaled import check_fits, from_json
     from qtool.gguf.from_hf.source import hf_source
     from qtool.recipe.rotate import RotateOptions
-    from qtool.transforms.scaled import check_fits, from_json
 
     said = recipe.get("transforms")
     chain = said if isinstance(said, list) else []
@@ -94,6 +93,8 @@ def as_transformed_gguf(
         )
         return None, [Finding("note", CHECK if rotates else SCALES, "", said)]
     findings: list[Finding] = []
+    from qtool.converting.source import opened
+
     try:
         record = from_json(json.loads(scales or "null")) if scaled else {}
         checkpoint = padded(apart_as(opened(source, requantize=True), record), multiple)

@@ -8,11 +8,12 @@ from pathlib import Path
 from qtool.artifacts.artifact import Artifact
 from qtool.artifacts.lost import reason as dropped_as
 from qtool.checkpoints.decoder_names import is_alone, sees
+from qtool.checkpoints.gguf_models import is_gguf
 from qtool.checkpoints.roles import is_turn
 from qtool.checkpoints.structure import text_config
 from qtool.formats.layer_names import experts_of, is_head, number_of
 from qtool.formats.safetensors_header import TensorInfo
-from qtool.gguf.open import is_gguf, open_source
+from qtool.gguf.open import open_source
 from qtool.gguf_types import FLOATS
 from qtool.telling.sentences import AGAIN, some
 from qtool.telling.sentences import count as counted

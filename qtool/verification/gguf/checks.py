@@ -4,14 +4,14 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
+from qtool.checkpoints.gguf_models import gguf_models, is_gguf
 from qtool.checkpoints.padding import asked_in, not_compared, padded, padded_as
 from qtool.errors import QtoolError
-from qtool.gguf.inspect import gguf_models
-from qtool.gguf.open import is_gguf, open_source
+from qtool.gguf.open import open_source
 from qtool.gguf.source import GgufSource
 from qtool.gguf_types import BY_NAME
-from qtool.planning.gguf.plan import CHECKSUM_KEY, RECIPE_KEY, SCALES_KEY
 from qtool.provenance import embedded
+from qtool.record import CHECKSUM_KEY, RECIPE_KEY, SCALES_KEY
 from qtool.telling.progress import Progress
 from qtool.verification import unlike_settings
 from qtool.verification.against import made_up, swapped, to_nearest

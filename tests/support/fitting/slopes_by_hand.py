@@ -15,7 +15,7 @@ from qtool.gguf.from_hf.source import hf_source
 from qtool.planning.gguf.plan import make_gguf_plan
 from qtool.recipe.gguf import GgufRecipe
 from qtool.recipe.recipe import load
-from qtool.slopes import slopes
+from qtool.slopes import measure as slopes
 from qtool.slopes.slope import Slope, Slopes
 from qtool.streaming.skeleton import Skeleton
 from qtool.telling.progress import Progress

@@ -1,7 +1,8 @@
 """Plans of GGUF files."""
 
 from qtool.gguf.source import GgufSource
-from qtool.planning.gguf.plan import GgufPlan, make_gguf_plan
+from qtool.planning.gguf.plan import make_gguf_plan
+from qtool.planning.gguf.planned import GgufPlan
 from qtool.recipe.gguf import GgufRecipe
 from qtool.recipe.recipe import load
 

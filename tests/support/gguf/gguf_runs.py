@@ -20,8 +20,8 @@ from qtool.recipe.gguf import GgufRecipe
 from qtool.runs.gguf_request import GgufRequest
 from qtool.streaming.skeleton import Skeleton
 from qtool.telling.progress import Progress
+from qtool.telling.summary import Summary
 from qtool.transforms import awq
-from qtool.workspaces.summary import Summary
 from support.gguf import gguf_from_hf, gguf_models
 from support.runs import quantizing
 from support.runs.killed_runs import Died, dying

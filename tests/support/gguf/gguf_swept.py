@@ -12,8 +12,8 @@ from qtool.gguf.gptq.levels import SWEPT
 from qtool.gguf.open import open_source
 from qtool.gguf.to_hf.weights import gguf_weights
 from qtool.mixtures import kinds
+from qtool.telling.summary import OUTPUTS
 from qtool.verification.run import verify_artifact
-from qtool.workspaces.summary import OUTPUTS
 from support.gguf.gguf_runs import fed_blocks, write
 from support.models.small_models import checkpoint
 from support.runs import quantizing

@@ -26,7 +26,7 @@ from qtool.recipe.recipe import load
 from qtool.runs.sink import Sink
 from qtool.scheme import GroupQuant, joined
 from qtool.telling.progress import Progress
-from qtool.workspaces.summary import Summary
+from qtool.telling.summary import Summary
 from support.models import arch_models
 
 # Every character of a small vocabulary is a token, so that any model can have this tokenizer.

@@ -10,7 +10,7 @@ from qtool.recipe.recipe import Recipe, load
 from qtool.runs.gguf_request import GgufRequest
 from qtool.runs.request import Request
 from qtool.telling.progress import Progress
-from qtool.workspaces.summary import Summary
+from qtool.telling.summary import Summary
 from support.runs.killed_runs import Died, dying
 from support.runs.quantizing import build, files, first_blocks_of_tiny, text_file
 

@@ -40,6 +40,7 @@ from qtool.gguf.second_scales import with_scales
 from qtool.gguf.source import GgufSource
 from qtool.methods import gptq
 from qtool.mixtures.kinds import layer_of
+from qtool.provenance.outcome import merged
 from qtool.quantizing.gguf.gptq.swept_files import OUTSIDE, SweptFiles
 from qtool.quantizing.gguf.gptq.swept_parts import beside, cost_by, is_in_order, parts_of
 from qtool.quantizing.gguf.gptq.swept_site import Made, Part, fed_names, sweep_head, sweep_site
@@ -47,7 +48,6 @@ from qtool.quantizing.gguf.gptq.tuned_blocks import BlockMatrix, place_of
 from qtool.recipe.file import Precision
 from qtool.recipe.gguf import GgufRecipe
 from qtool.recipe.methods import TuneOptions
-from qtool.runs.outcome import merged
 from qtool.slopes.ends import Ends
 from qtool.streaming.allocator import give_back
 from qtool.streaming.skeleton import Skeleton
@@ -55,7 +55,7 @@ from qtool.streaming.stream import CPU, LoadedBlock
 from qtool.telling.progress import Progress
 from qtool.telling.sentences import count as counted
 from qtool.telling.sentences import some as shown
-from qtool.workspaces.summary import TunedReport
+from qtool.telling.summary import TunedReport
 from qtool.workspaces.workspace import Workspace
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from qtool.errors import QtoolError
 from qtool.quality.evaluate import Evaluation
-from qtool.quality.pareto import front, svg
+from qtool.quality.pareto import front, kld
+from qtool.report.plots import Point, pareto
 
 
 @dataclass(frozen=True)
@@ -25,8 +26,18 @@ class Compared:
         return front(list(self.found))
 
     def svg(self) -> str:
-        """A plot of size and KL divergence."""
-        return svg(list(self.found))
+        """Size against the logarithm of KL divergence, the front joined by a line; no scripts."""
+        points = [
+            Point(
+                str(number),
+                one.artifact.rsplit("/", 1)[-1],
+                one.size_bytes,
+                kld(one),
+                one.artifact in self.front,
+            )
+            for number, one in enumerate(self.found, 1)
+        ]
+        return f"{pareto(points, alone=True)}\n"
 
     def json(self) -> dict[str, Any]:
         """The --json object."""

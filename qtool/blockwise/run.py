@@ -30,9 +30,9 @@ from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import SourceError
 from qtool.planning.plan import Plan
 from qtool.planning.shared_scales import SharedScales
+from qtool.provenance.outcome import Outcome, merged
 from qtool.recipe.file import said_of
 from qtool.runs import resume
-from qtool.runs.outcome import Outcome, merged
 from qtool.runs.request import Request
 from qtool.runs.sink import Sink
 from qtool.scheme import Dropped
@@ -42,7 +42,7 @@ from qtool.streaming.precision import settled
 from qtool.streaming.skeleton import Skeleton
 from qtool.streaming.workers import Workers
 from qtool.telling.progress import Progress
-from qtool.workspaces.summary import LayerReport
+from qtool.telling.summary import LayerReport
 from qtool.workspaces.workspace import Workspace
 
 NOT_ERROR_AWARE = "statistics from a file, used unchanged: not error-aware"

@@ -35,11 +35,11 @@ from numpy.typing import NDArray
 from qtool.calibrating.placed import Passage
 from qtool.calibrating.sites import BlockSites, Tracer, refuse_conv1d
 from qtool.cuda.device import Device
+from qtool.planning.fitting import TOGETHER
 from qtool.recipe.file import Precision
 from qtool.slopes.before import Before
 from qtool.slopes.head import through_head
 from qtool.slopes.kept import Block, Kept, gradients_at, keep_all, states_at, take_all
-from qtool.slopes.memory import TOGETHER
 from qtool.slopes.passing import Passing
 from qtool.slopes.slope import Slope, Slopes, joined
 from qtool.slopes.slopes_file import Named

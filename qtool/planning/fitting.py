@@ -13,7 +13,6 @@ States and gradients are on the disk. The constants below are the only measured 
 from dataclasses import dataclass, replace
 from functools import partial
 
-from qtool.fitting.allocate import STEPS
 from qtool.planning.budget import Memory, choose
 from qtool.planning.estimate import (
     MOST_KEPT_BYTES,
@@ -27,6 +26,7 @@ from qtool.planning.shapes import Block, Setting, Shapes, micro_batch, table_byt
 from qtool.recipe.file import Calibration
 
 TOGETHER = 512  # tokens whose way through a block a thread keeps for the way back
+STEPS = 200_000  # of a size, that the knapsack tells apart
 LOGITS = 1 << 22  # that a thread has at once, of a few tokens, or of one
 
 # What a thread has of logits at once, in copies: they, their logarithms, chances, slopes.

@@ -16,7 +16,7 @@ from qtool.formats.gguf_file import GgufFile
 from qtool.formats.gguf_writer import VERSION, Layout
 from qtool.gguf.pieces import Done, Pieces
 from qtool.native.sums import checksum
-from qtool.planning.gguf.plan import GgufPlan
+from qtool.planning.gguf.planned import GgufPlan
 from qtool.streaming.in_order import Steps, in_order
 
 

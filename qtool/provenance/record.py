@@ -17,10 +17,10 @@ from typing import Any
 from qtool import __version__, hub
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.formats.safetensors_header import read_json
+from qtool.provenance.outcome import Outcome
 from qtool.recipe.portable import portable
 from qtool.recipe.recipe import Recipe
 from qtool.record import FILE_NAME, LAYERS, OUTLIERS, REQUANTIZED
-from qtool.runs.outcome import Outcome
 
 SCHEMA = 1
 _CPU_KEYS = ("vendor_id", "cpu family", "model", "CPU implementer", "CPU part")
