@@ -8,11 +8,10 @@ import pytest
 import torch
 
 from qtool.artifacts.artifact import Artifact
-from qtool.calibrating import placed
+from qtool.calibrating import placed, same_model
 from qtool.calibrating.stats import SiteStats
 from qtool.calibrating.stats_file import StatsFile
 from qtool.checkpoints.checkpoint import Checkpoint
-from qtool.quantizing import calibrate as measure
 from qtool.streaming.skeleton import Skeleton
 from qtool.transforms import awq, chain
 from qtool.transforms.proved import Applied, Subject
@@ -267,7 +266,7 @@ def test_the_original_is_measured(root: Path, tmp_path: Path, call: Call) -> Non
         patch.setitem(chain.TRANSFORMS, "awq", watch)
         assert quantize(call, root, "w4g128-awq", stats, tmp_path / "out").status == 0
     hidden = seen[0]
-    stream = skeleton.embed(measure.probe(skeleton.checkpoint).tokens)
+    stream = skeleton.embed(same_model.probe(skeleton.checkpoint).tokens)
     assert torch.equal(hidden, stream.hidden[0])
     for index in range(2):
         hidden = skeleton.block(index).run(hidden, stream.calls[index][0])

@@ -11,12 +11,12 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
+from qtool.calibrating import same_model
 from qtool.calibrating.sites import Tracer
 from qtool.calibrating.stats import NEEDS, SiteStats, collect, gram_of, strips
 from qtool.calibrating.stats_file import StatsFile, StatsWriter
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import FormatError, SourceError, UnsupportedError
-from qtool.quantizing import calibrate as measure
 from qtool.streaming.skeleton import Skeleton
 from qtool.streaming.workers import Workers
 from support.calibrating.recorded_inputs import opened, recorded
@@ -346,7 +346,7 @@ def test_a_damaged_record_is_refused(calibration: str, said: str, tmp_path: Path
     with StatsWriter(path, metadata, 0):
         pass
     with pytest.raises(FormatError, match=said):
-        measure.check_same_model(StatsFile.open(path), checkpoint)
+        same_model.check_same_model(StatsFile.open(path), checkpoint)
 
 
 def test_a_failure_leaves_no_file(tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from qtool.converting import gguf_to_hf as gguf_convert
 from qtool.errors import UnsupportedError
 from qtool.gguf.from_hf import source as from_hf
+from qtool.gguf.to_hf import files
 from support.converting.converting import numbers, run, said_of, weights
 from support.runs import quantizing
 from support.verification.verifying import forget_digests
@@ -42,7 +42,7 @@ def gemma(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def no_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(from_hf, "tokenizer_metadata", lambda *_, **__: {})
-    monkeypatch.setattr(gguf_convert, "tokenizer_files", lambda _: {})
+    monkeypatch.setattr(files, "tokenizer_files", lambda _: {})
 
 
 def test_norms_come_back_to_the_bit(gemma: Path, tmp_path: Path) -> None:

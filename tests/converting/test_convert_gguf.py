@@ -11,10 +11,10 @@ import pytest
 
 import qtool
 from qtool.artifacts.artifact import Artifact
-from qtool.converting import gguf_to_hf as gguf_convert
 from qtool.converting.blocks import Q4_0, Q4_1, Q8_0, BlockMatrix, pack, unpack
 from qtool.errors import QtoolError, UnsupportedError
 from qtool.gguf.from_hf import source as from_hf
+from qtool.gguf.to_hf import files
 from qtool.gguf_types import BlockType
 from qtool.quantizing.gguf.quantize import run_gguf
 from qtool.recipe.gguf import GgufRecipe
@@ -260,7 +260,7 @@ def test_a_file_that_is_not_quantized(quantized: Callable[..., Path], tmp_path: 
 def test_experts_and_fused_rows(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stacks of experts, and rows of fused layers in another order, go there and back."""
     monkeypatch.setattr(from_hf, "tokenizer_metadata", lambda *_, **__: {})
-    monkeypatch.setattr(gguf_convert, "tokenizer_files", lambda _: {})
+    monkeypatch.setattr(files, "tokenizer_files", lambda _: {})
     model = quantizing.build(name, tmp_path / "model")
     source = quantizing.quantize(
         model, "w4g128-rtn", tmp_path / "source", "format=gptq", "weights.symmetric=true",
@@ -280,7 +280,7 @@ def test_what_is_put_together_is_refused_in_codes(
 ) -> None:
     """Experts in one tensor: in one sentence, before anything is written."""
     monkeypatch.setattr(from_hf, "tokenizer_metadata", lambda *_, **__: {})
-    monkeypatch.setattr(gguf_convert, "tokenizer_files", lambda _: {})
+    monkeypatch.setattr(files, "tokenizer_files", lambda _: {})
     folder = gguf_models.build(name, tmp_path / "model", dtype="bfloat16")
     gguf_from_hf.write(folder, tmp_path / "file.gguf", "q4_0")
     for to in ("gptq", "awq", "compressed-tensors"):

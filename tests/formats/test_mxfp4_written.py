@@ -217,13 +217,13 @@ def test_dying_between_blocks(
 
 def test_from_a_gguf_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Experts that lie there in MXFP4 come back as they were."""
-    from qtool.converting import gguf_to_hf as gguf_convert
     from qtool.converting.gguf_to_hf import checkpoint_folder
     from qtool.gguf.from_hf import source as from_hf
+    from qtool.gguf.to_hf import files
     from qtool.telling.progress import Progress
 
     monkeypatch.setattr(from_hf, "tokenizer_metadata", lambda *_, **__: {})
-    monkeypatch.setattr(gguf_convert, "tokenizer_files", lambda _: {})
+    monkeypatch.setattr(files, "tokenizer_files", lambda _: {})
     model = released(tmp_path / "model")
     file = tmp_path / "file.gguf"
     gguf_from_hf.write(model, file, "bf16")

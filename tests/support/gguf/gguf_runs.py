@@ -11,8 +11,8 @@ import torch
 from qtool.calibrating.sites import refuse_conv1d
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.checkpoints.fused_experts import apart
-from qtool.converting import gguf_to_hf as convert
 from qtool.cuda.device import Device
+from qtool.gguf.to_hf import files
 from qtool.quantizing.gguf.gptq.sweeping import Sweeping
 from qtool.quantizing.gguf.quantize import run_gguf
 from qtool.recipe import recipe as recipes
@@ -47,7 +47,7 @@ def without_tokenizers(monkeypatch: pytest.MonkeyPatch) -> None:
     """The small models have one that llama.cpp does not know; and few scales to choose from."""
     monkeypatch.setattr(awq, "_WEIGHT_EXPONENTS", (0.0, 0.5))
     gguf_from_hf.no_vocabulary(monkeypatch)
-    monkeypatch.setattr(convert, "tokenizer_files", lambda _: {})
+    monkeypatch.setattr(files, "tokenizer_files", lambda _: {})
 
 
 def write(

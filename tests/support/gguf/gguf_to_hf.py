@@ -5,18 +5,18 @@ from pathlib import Path
 import pytest
 
 from qtool.checkpoints.checkpoint import Checkpoint
-from qtool.converting import gguf_to_hf as convert
 from qtool.formats.gguf_values import Value
 from qtool.gguf.from_hf import source as from_hf
 from qtool.gguf.from_hf.source import hf_source
 from qtool.gguf.source import GgufSource
+from qtool.gguf.to_hf import files
 
 
 @pytest.fixture(autouse=True)
 def without_tokenizers(monkeypatch: pytest.MonkeyPatch) -> None:
     """The small models have no tokenizer, which has tests of its own."""
     monkeypatch.setattr(from_hf, "tokenizer_metadata", lambda *_, **__: {})
-    monkeypatch.setattr(convert, "tokenizer_files", lambda _: {})
+    monkeypatch.setattr(files, "tokenizer_files", lambda _: {})
 
 
 def source_of(folder: Path) -> GgufSource:
