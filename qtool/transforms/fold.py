@@ -12,7 +12,9 @@ Who can take 1 / s is proposed by structure and then proved by numbers:
 
 Proof: random scales between 1/2 and 2 are folded in, the block runs on a probe, and the output
 must be the same; and it must change once the scales of the readers are left out, or the probe
-says nothing.
+says nothing. What lies before a clamp (clip_qkv, swiglu_limit) passes that where the clamp has
+nothing to do on the probe, and scales that are found are larger: rows of a matrix have to take
+powers of two from 2^-10 to 2^10, too, which change no bit of what is exact.
 
 A norm is stored in 16 bits, so its divided weight is rounded. The ratio of the old weight to the
 new one is then what multiplies the readers, and the product is exact again. A bias that is
@@ -39,6 +41,7 @@ Scales = NDArray[np.float32]
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}  # as written
 _TOLERANCE = 1e-3  # of the change that unpaired scales make
 _NOISE = 1e-6  # of the largest output: what float32 sums lose
+_FARTHEST = 10  # the exponent of the largest power of two: AWQ's scales end at 2^7
 
 
 @dataclass(frozen=True)
@@ -133,9 +136,20 @@ def proved(
         unpaired = shown(block, states, call)
         _multiply_readers(block, fold, exact)
         paired = shown(block, states, call)
-    return undone(
-        unpaired, paired, expected, [Scaled(parameter_of(block, fold.producer), fold.rows)]
-    )
+    scaled = [Scaled(parameter_of(block, fold.producer), fold.rows)]
+    answer = undone(unpaired, paired, expected, scaled)
+    if answer is not True or fold.rows is None:
+        return answer
+    with restored(block, (fold.producer, *([fold.bias] if fold.bias else []), *fold.readers)):
+        far = far_scales(int(fold.rows.max()) + 1)[fold.rows]
+        _multiply_readers(block, fold, _divide_producer(block, fold, far, None))
+        return same(shown(block, states, call), expected, scaled)
+
+
+def far_scales(rows: int) -> Scales:
+    """Powers of two as far apart as scales that are found, and somewhat farther, [rows]."""
+    exponents = np.random.default_rng(1).integers(-_FARTHEST, _FARTHEST + 1, rows)
+    return np.ldexp(np.float32(1), exponents).astype(np.float32)
 
 
 def parameter_of(block: LoadedBlock, name: str) -> str:
@@ -169,6 +183,19 @@ def undone(
 
     None where unpaired ones change nothing that is passed on.
     """
+    told, right = _judged(unpaired, paired, expected, scaled)
+    return right if told else None
+
+
+def same(paired: Shown, expected: Shown, scaled: Sequence[Scaled]) -> bool:
+    """Whether all is as it was but for what float32 sums lose, and but for the scaled matrices."""
+    return _judged(expected, paired, expected, scaled)[1]
+
+
+def _judged(
+    unpaired: Shown, paired: Shown, expected: Shown, scaled: Sequence[Scaled]
+) -> tuple[bool, bool]:
+    """Whether unpaired scales change what is passed on, and whether paired ones change nothing."""
     told, right = False, True
     for without, both, wanted in zip(unpaired.parts, paired.parts, expected.parts, strict=True):
         change, good = _compared(without, both, wanted)
@@ -184,7 +211,7 @@ def undone(
         first: Sequence[torch.Tensor | None] = calls[0] if alike else [None] * len(wanted_calls)
         for one, both, wanted in zip(first, calls[1], wanted_calls, strict=True):
             right = right and _compared(one, both, wanted)[1]
-    return right if told else None
+    return told, right
 
 
 def _compared(

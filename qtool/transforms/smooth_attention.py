@@ -36,7 +36,16 @@ from qtool.calibrating.stats import SiteStats
 from qtool.checkpoints.scaled import Factor
 from qtool.streaming.stream import Call, LoadedBlock, Stream
 from qtool.streaming.torch_calls import TorchCalls
-from qtool.transforms.fold import Scaled, Shown, parameter_of, restored, shown, undone
+from qtool.transforms.fold import (
+    Scaled,
+    Shown,
+    far_scales,
+    parameter_of,
+    restored,
+    same,
+    shown,
+    undone,
+)
 from qtool.transforms.places import head_places
 from qtool.transforms.proved import (
     Applied,
@@ -284,7 +293,12 @@ def _proved(
         unpaired = shown(block, hidden, call)
     sides = (pair.keys, pair.queries)
     scaled = [Scaled(parameter_of(block, side.name), side.index) for side in sides]
-    return undone(unpaired, paired, expected, scaled) is True
+    if undone(unpaired, paired, expected, scaled) is not True:
+        return False
+    with restored(block, _tensors(pair.keys, pair.queries)):
+        far = far_scales(pair.heads * pair.head_dim).reshape(pair.heads, pair.head_dim)
+        fold(block, pair, far[:, pair.shared])
+        return same(shown(block, hidden, call), expected, scaled)
 
 
 def _multiply(block: LoadedBlock, side: Rows, factor: torch.Tensor) -> None:
