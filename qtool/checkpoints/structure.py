@@ -101,6 +101,21 @@ def layer_count(config: Mapping[str, Any]) -> int | None:
     return None
 
 
+def empty_blocks(config: Mapping[str, Any]) -> set[int]:
+    """Blocks without a tensor: DeciLM's that have neither attention nor an MLP, which hand on what
+    they are given."""
+    blocks = text_config(config).get("block_configs")
+    return {
+        number
+        for number, one in enumerate(blocks if isinstance(blocks, list) else [])
+        if isinstance(one, Mapping)
+        and all(
+            isinstance(part := one.get(name), Mapping) and part.get("no_op") is True
+            for name in ("attention", "ffn")
+        )
+    }
+
+
 def active_share(config: Mapping[str, Any]) -> float:
     """The share of a block's experts that one token visits; 1 where config.json does not say."""
     text = text_config(config)

@@ -106,7 +106,7 @@ def lacking(subject: Subject) -> tuple[str | None, list[str]]:
 
 def _has_gap(subject: Subject) -> bool:
     """Whether a block lies between others that is not there."""
-    numbers = _numbers(subject)
+    numbers = _numbers(subject) | structure.empty_blocks(subject.config)
     return bool(numbers) and max(numbers) >= len(numbers)
 
 
@@ -161,7 +161,7 @@ def _lost_blocks(subject: Subject) -> Iterator[Finding]:
     declared, blocks = structure.layer_count(subject.config), subject.blocks
     if declared is None or blocks is None:
         return
-    there = _numbers(subject)
+    there = _numbers(subject) | structure.empty_blocks(subject.config)
     lost = declared - sum(1 for n in there if n < declared)
     if lost:
         gaps = (f"{blocks.prefix}.{n}" for n in range(declared) if n not in there)
@@ -246,7 +246,7 @@ def _said_of_each(config: Mapping[str, Any], blocks: int) -> list[tuple[object, 
     lists = [
         one for one in structure.text_config(config).values()
         if isinstance(one, list) and len(one) == blocks
-        and all(isinstance(item, str | int | float) for item in one)
+        and all(isinstance(item, str | int | float | dict) for item in one)
     ]  # fmt: skip
     return [tuple(one[block] for one in lists) for block in range(blocks)]
 

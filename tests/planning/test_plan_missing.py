@@ -91,6 +91,23 @@ def test_blocks_at_the_end_of_a_model_that_nobody_knows(tmp_path: Path) -> None:
         plan_of(tmp_path / "b", gap, "w8-rtn", num_hidden_layers=4)
 
 
+def test_blocks_that_have_nothing(tmp_path: Path) -> None:
+    """Of DeciLM's some have neither attention nor an MLP, by config.json: all others are needed."""
+    shapes = header_files.llama(4)
+    there, gone = {"no_op": False}, {"no_op": True}
+    has = [(there, there), (gone, gone), (there, there), (there, gone)]
+    blocks = [{"attention": attention, "ffn": ffn} for attention, ffn in has]
+    without = ("layers.1.", "layers.3.post_attention", "layers.3.mlp")
+    less = {name: s for name, s in shapes.items() if not any(one in name for one in without)}
+    said = {"num_hidden_layers": 4, "block_configs": blocks}
+    assert not plan_of(tmp_path / "whole", less, "w8-rtn", **said).warnings
+    found = verify_artifact(tmp_path / "whole").findings
+    assert not [one for one in found if "not there" in one.message or "lacks" in one.message]
+    lost = {name: shape for name, shape in less.items() if "layers.2." not in name}
+    with pytest.raises(UnsupportedError, match=r"1 block \(model.layers.2\) is not there"):
+        plan_of(tmp_path / "lost", lost, "w8-rtn", **said)
+
+
 def test_experts_that_are_missing(tmp_path: Path) -> None:
     """Of an architecture of the table an error; of others some may be pruned."""
     shapes = header_files.experts(2, 4)
