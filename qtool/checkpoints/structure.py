@@ -29,6 +29,9 @@ AHEAD = re.compile(r"(^|\.)(mtp|nextn|draft)")
 # The first counts blocks, where the second counts how often blocks run.
 _COUNT_KEYS = ("num_layers_per_stack", "num_hidden_layers", "n_layer", "num_layers", "n_layers")
 _TEXT_CONFIGS = ("text_config", "llm_config", "language_config", "thinker_config")
+NAMELESS = (
+    "config.json has neither model_type nor architectures, so no engine knows which model it is"
+)
 _TIED = "tie_word_embeddings"
 # Of GPTQ and AWQ, compressed-tensors, HQQ, Quanto.
 _CODES = ("qweight", "weight_packed", "W_q", "_data")
@@ -54,6 +57,11 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
         if isinstance(inner, Mapping) and inner:
             return text_config(inner)
     return config
+
+
+def names_model(config: Mapping[str, Any]) -> bool:
+    """Whether config.json says of which kind the model is, as engines look for."""
+    return any(config.get(key) for key in ("model_type", "architectures"))
 
 
 def untied(config: Mapping[str, Any]) -> dict[str, Any]:
