@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from qtool.checkpoints.finite import NotFiniteError
 from qtool.errors import NoGradientError, QtoolError, SourceError, UnsupportedError
 from qtool.fitting import slopes
 from qtool.fitting.kept import drop_passed
@@ -92,6 +93,8 @@ class Ends:
                     found = replace(found, missing=str(error))
                     journal.commit(_NONE, why=found.missing)
                     found._drop()
+                except NotFiniteError:
+                    raise
                 except (SourceError, UnsupportedError) as error:
                     raise advised(error) from error
                 else:
