@@ -40,6 +40,7 @@ from qtool.runs.progress import Progress
 from qtool.runs.summary import LayerReport, Summary, peak_rss_bytes
 from qtool.runs.watched import marks
 from qtool.runs.workspace import Workspace, workspace
+from qtool.runs.zeros import Zeros
 from qtool.verification.gguf.written import check_written_gguf
 
 if TYPE_CHECKING:
@@ -51,7 +52,9 @@ def run_gguf(request: GgufRequest, progress: Progress) -> Summary:
     """Make the file; nothing is left under its name unless all of it succeeds."""
     again = not request.fresh
     check_free(request.artifact, is_folder=False, replace=request.replace, again=again)
-    view = open_view(request.source, request.recipe, request.imatrix, request.requantize)
+    # What is rotated is not 0 where the source is.
+    zeros = Zeros(request.source, request.requantize) if request.recipe.rotates else None
+    view = open_view(request.source, request.recipe, request.imatrix, request.requantize, zeros)
     if view is None:
         with closing(open_source(request.source, request.requantize)) as source:
             return _run(request, source, progress)
@@ -63,7 +66,7 @@ def run_gguf(request: GgufRequest, progress: Progress) -> Summary:
         return _run(request, source, progress, view)
     with progress.stage("transform"):
         rotations = rotate.prepare(view, request.recipe.rotate, progress.say)
-    return _run(request, source, progress, view, rotations.notes())
+    return _run(request, source, progress, view, rotations.notes(), zeros)
 
 
 def _run(
@@ -72,6 +75,7 @@ def _run(
     progress: Progress,
     view: "Rotated | None" = None,
     said: Sequence[str] = (),
+    watched: Zeros | None = None,
 ) -> Summary:
     """view: the checkpoint that `source` shows, where that is not as it lies there."""
     out = request.artifact
@@ -129,7 +133,7 @@ def _run(
             lacking = [tensor.name for tensor in plan.tensors if _lacks(tensor)]
             notes += found.importance.notes(lacking)
         space.agree(resume.header_fact(plan))
-        reports, odd, zeros = _write(request, plan, found, source, progress, space)
+        reports, odd, zeros = _write(request, plan, found, source, progress, space, watched)
         notes += odd
         warnings += zeros
         seconds = {**progress.seconds, "total": progress.total()}
@@ -170,6 +174,7 @@ def _write(
     source: GgufSource,
     progress: Progress,
     space: Workspace,
+    watched: Zeros | None,
 ) -> tuple[list[LayerReport], list[str], list[str]]:
     """The file, read back and compared; its layers, a sentence on those that stand out, and what
     of the source is 0."""
@@ -178,7 +183,7 @@ def _write(
     with opened(space.artifact, layout.size) as descriptor:
         writer = GgufWriter(descriptor, layout)
         with progress.stage("quantize"):
-            work = _Work(plan, pieces, done, writer, descriptor, space.journal)
+            work = _Work(plan, pieces, done, writer, descriptor, space.journal, watched)
             factors = partial(_factors, found.importance)
             swept = found.sweeping
             given = Given(factors) if swept is None else Given(factors, swept.files.rows)
@@ -194,7 +199,10 @@ def _write(
             written = replace(plan, metadata={**plan.metadata, CHECKSUM_KEY: string(digest)})
             verify(space.artifact, written, layout, pieces, done, request.threads, range)
             check_written_gguf(space.artifact, source)
-    zeros = emptied(plan, pieces, done)
+    if watched is not None:
+        zeros = watched.told(space.journal.done.values())
+    else:
+        zeros = emptied(plan, pieces, done)
     for warning in zeros:
         progress.say(line(warning))
     return reports, notes, zeros
@@ -210,6 +218,7 @@ class _Work:
     writer: GgufWriter
     descriptor: int
     journal: Journal
+    watched: Zeros | None  # of what is rotated
 
 
 def _encode(work: _Work, given: Given, request: GgufRequest, progress: Progress) -> None:
@@ -220,7 +229,7 @@ def _encode(work: _Work, given: Given, request: GgufRequest, progress: Progress)
     if len(numbers) < len(pieces):
         taken = len(pieces) - len(numbers)
         progress.say(f"going on with an earlier run: {taken} of {len(pieces)} pieces are finished")
-    commits = resume.Commits(pieces, done, writer, work.journal)
+    commits = resume.Commits(pieces, done, writer, work.journal, work.watched)
 
     def steps(count: int) -> Iterable[int]:
         return progress.blocks(count, "step")
