@@ -109,8 +109,9 @@ def first_scales(tops: Floats, scheme: Scheme, outer: float) -> Floats:
 
 
 def outer_of(largest: float, scheme: Scheme) -> float:
-    """Of two levels, what brings max|w| of all to the largest number of both."""
-    if not np.float32(largest) > 0:
+    """Of two levels, what brings max|w| of all to the largest number of both; 1 where there is no
+    such number, of zeros and of what is not finite, which is refused as that."""
+    if not 0 < np.float32(largest) < np.inf:
         return 1.0
     with np.errstate(over="ignore"):
         ratio = np.float32(LARGEST["e4m3"] * LARGEST[scheme.book]) / np.float32(largest)

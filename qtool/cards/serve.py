@@ -5,6 +5,7 @@ import shlex
 from pathlib import Path
 
 from qtool.checkpoints.gguf_models import gguf_models
+from qtool.checkpoints.structure import names_model
 from qtool.engine_commands import COMMANDS
 from qtool.errors import QtoolError
 from qtool.homes.lm_studio import import_line
@@ -25,6 +26,8 @@ def loads(artifact: Path) -> str | None:
     from qtool.verification.engines.view import view_of
 
     opened = Artifact.open(artifact)
+    if not names_model(opened.checkpoint.config):
+        return None
     for engine in loaders(view_of(opened)):
         # The others are asked as far as they can be; of this one, its own class, too.
         found = engine_findings(opened, engine, 1) if engine == "transformers" else ()

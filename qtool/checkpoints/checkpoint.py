@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from qtool.checkpoints.links import check_links
 from qtool.checkpoints.weight_files import (
@@ -72,7 +72,13 @@ def hash_file(path: Path) -> str:
     return digest.hexdigest()
 
 
-Watch = Callable[[Path, int, "NDArray[np.uint8]"], None]
+class Watch(Protocol):
+    """Is shown what is read: of which file, from which byte on, the bytes."""
+
+    def __call__(self, file: Path, start: int, raw: NDArray[np.uint8]) -> None: ...
+
+    def made(self, name: str, raw: NDArray[np.uint8]) -> None:
+        """Bytes of a tensor that a view makes of others, some rows or all."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +92,6 @@ class Checkpoint:
     files: tuple[Path, ...]
     _file_of: Mapping[str, Path] = field(repr=False)
     readable: bool = True  # False: only headers are here
-    # Is shown what is read of the files: which one, from which byte on, the bytes.
     watch: Watch | None = field(default=None, repr=False, compare=False, kw_only=True)
 
     @classmethod

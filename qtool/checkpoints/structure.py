@@ -29,6 +29,9 @@ AHEAD = re.compile(r"(^|\.)(mtp|nextn|draft)")
 # The first counts blocks, where the second counts how often blocks run.
 _COUNT_KEYS = ("num_layers_per_stack", "num_hidden_layers", "n_layer", "num_layers", "n_layers")
 _TEXT_CONFIGS = ("text_config", "llm_config", "language_config", "thinker_config")
+NAMELESS = (
+    "config.json has neither model_type nor architectures, so no engine knows which model it is"
+)
 _TIED = "tie_word_embeddings"
 # Of GPTQ and AWQ, compressed-tensors, HQQ, Quanto.
 _CODES = ("qweight", "weight_packed", "W_q", "_data")
@@ -54,6 +57,11 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
         if isinstance(inner, Mapping) and inner:
             return text_config(inner)
     return config
+
+
+def names_model(config: Mapping[str, Any]) -> bool:
+    """Whether config.json says of which kind the model is, as engines look for."""
+    return any(config.get(key) for key in ("model_type", "architectures"))
 
 
 def untied(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -99,6 +107,21 @@ def layer_count(config: Mapping[str, Any]) -> int | None:
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:
             return value
     return None
+
+
+def empty_blocks(config: Mapping[str, Any]) -> set[int]:
+    """Blocks without a tensor: DeciLM's that have neither attention nor an MLP, which hand on what
+    they are given."""
+    blocks = text_config(config).get("block_configs")
+    return {
+        number
+        for number, one in enumerate(blocks if isinstance(blocks, list) else [])
+        if isinstance(one, Mapping)
+        and all(
+            isinstance(part := one.get(name), Mapping) and part.get("no_op") is True
+            for name in ("attention", "ffn")
+        )
+    }
 
 
 def active_share(config: Mapping[str, Any]) -> float:

@@ -71,6 +71,7 @@ def calibrate(
     from qtool.hub import resolve
     from qtool.native.library import default_threads
     from qtool.quantizing import calibrate as measure
+    from qtool.quantizing.named import check_absent
     from qtool.recipe.gguf import GgufRecipe
     from qtool.recipe.recipe import Recipe, calibration_sets, common_calibration, load
     from qtool.runs.request import device_of
@@ -104,7 +105,7 @@ def calibrate(
         needs = measure.VECTORS.union(
             *(recipe_needs(one) for one in loaded if not isinstance(one, GgufRecipe))
         )
-    measure.check_absent(out, imatrix)  # told before a download that may take hours
+    check_absent(out, imatrix)  # told before a download that may take hours
     place = device_of(device)
     progress = Progress(quiet=json_)
     with progress.stage("download"):
@@ -118,13 +119,14 @@ def calibrate(
         measured = measure.calibrate(
             weights, out, settings, needs, threads or default_threads(), progress, target, place
         )
-    importance = measured.importance
+    record = measured.record
     if json_:
         found: dict[str, object] = {}
         if out is not None:
             found |= {"stats": str(out), "size_bytes": out.stat().st_size}
-        if imatrix is not None and importance is not None:
-            found["imatrix"] = importance.record() | {
+        if imatrix is not None and record is not None:
+            found["imatrix"] = {
+                **record,
                 "file": str(imatrix),
                 "size_bytes": imatrix.stat().st_size,
             }
@@ -153,9 +155,9 @@ def calibrate(
                 f"no token was routed to {count(len(measured.unseen), 'input')} of experts: "
                 f"{', '.join(measured.unseen[:3])}{' ...' if len(measured.unseen) > 3 else ''}"
             )
-    if imatrix is not None and importance is not None:
+    if imatrix is not None and record is not None:
         typer.echo(
-            f"{imatrix}: importance of {count(len(importance.sums), 'tensor')} over "
+            f"{imatrix}: importance of {count(record['entries'], 'tensor')} over "
             f"{measured.tokens} "
             f"tokens, {size(imatrix.stat().st_size)}, {progress.total():.1f} s"
         )

@@ -1,7 +1,6 @@
 """`qtool report`: what is known of some artifacts, as one HTML page that needs nothing else."""
 
 import json
-import os
 import shlex
 from pathlib import Path
 from typing import Annotated
@@ -38,18 +37,19 @@ def report(
     from qtool.errors import FormatError, UsageError
     from qtool.hub import resolve
     from qtool.native.library import default_threads
+    from qtool.report.facts import Report
     from qtool.report.gather import Request, gather
-    from qtool.report.page import page
+    from qtool.report.written import written
     from qtool.telling.progress import Progress
     from qtool.texts.source import text_file
-    from qtool.workspaces.staging import check_out_file, staged_file
+    from qtool.workspaces.leftovers import check_free
 
     if out is None and not json_:
         raise UsageError("nothing to write; give -o report.html, or --json, or both")
     if text is None and windows is not None:
         raise UsageError("--windows counts windows of a text; give --text FILE too")
     if out is not None:
-        check_out_file(out)
+        check_free(out, is_folder=False, again=True)
     words = ["qtool", "report", *artifacts]
     options = {"--against": against, "--text": text, "--windows": windows}
     for option, value in options.items():
@@ -67,21 +67,19 @@ def report(
         commands=(shlex.join([*words, "-o", str(out or "report.html")]),),
         threads=threads or default_threads(),
     )
-    found = gather(request, Progress(quiet=json_))
-    if out is not None:
-        content = page(found).encode()
-        with (
-            staged_file(out, len(content)) as (_, descriptor),
-            os.fdopen(descriptor, "wb", closefd=False) as file,
-        ):
-            file.write(content)
+    progress = Progress(quiet=json_)
+
+    def gathered() -> Report:
+        return gather(request, progress)
+
+    found = gathered().json() if out is None else written(request, out, gathered, progress)
     if json_:
-        typer.echo(json.dumps(found.json(), allow_nan=False))
+        typer.echo(json.dumps(found, allow_nan=False))
     elif out is not None:
-        count = len(found.artifacts)
+        count = len(found["artifacts"])
         of = f"{count} artifacts" if count > 1 else "1 artifact"
         typer.echo(printable(f"{out}: a page about {of}, {out.stat().st_size:,} bytes"))
-    failing = [one.path for one in found.artifacts if not one.ok]
+    failing = [one["path"] for one in found["artifacts"] if not one["ok"]]
     if failing:
         says = "its findings say" if json_ else f"{out} says"
         do = "does not pass its" if len(failing) == 1 else "do not pass their"

@@ -13,12 +13,16 @@ _RELEASED = "mxfp4"
 
 def opened(path: Path, requantize: bool, watch: Watch | None = None) -> Checkpoint:
     """The checkpoint or, with --requantize, the view of one that is quantized. gpt-oss as it is
-    released stays as it is: GGUF recipes keep its experts. watch: of what is no such view."""
+    released stays as it is: GGUF recipes keep its experts."""
     checkpoint = stacked(well_named(replace(Checkpoint.open(path), watch=watch)))
-    if not requantize:
-        return checkpoint
-    if _format(checkpoint) in ("dense", _RELEASED):
-        return checkpoint
+    view = plain(path) if requantize else None
+    return checkpoint if view is None else replace(view, watch=watch)
+
+
+def plain(path: Path) -> Checkpoint | None:
+    """The view of what is quantized; None of what is not."""
+    if _format(Checkpoint.open(path)) in ("dense", _RELEASED):
+        return None
     # What knows formats takes longer to import than headers to read.
     from qtool.converting.view import plain_view
 

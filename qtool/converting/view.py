@@ -50,7 +50,7 @@ class Plain(View):
         if step is None:
             return super().raw(name)
         assert step.tensor.read is not None
-        return plain(step.tensor, step.tensor.read(), step.dtype, Squares())
+        return self._shown(name, plain(step.tensor, step.tensor.read(), step.dtype, Squares()))
 
     def part(self, name: str, first: int, last: int) -> NDArray[np.uint8]:
         """The bytes of a tensor, from `first` to `last` of its leading axis."""
@@ -65,13 +65,18 @@ class Plain(View):
             self._close(name)
         if not np.isfinite(values).all():
             raise FormatError(f"{name}: holds numbers that are not finite; the artifact is damaged")
-        return from_float32(values, step.dtype, name)
+        return self._shown(name, from_float32(values, step.dtype, name))
 
     def stretch(self, name: str, start: int, stop: int) -> NDArray[np.uint8]:
         """The bytes of a tensor from `start` to `stop`."""
         if name not in self.made:
             return super().stretch(name, start, stop)
         return self._stretch_of_part(name, start, stop)
+
+    def _shown(self, name: str, raw: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        if self.watch is not None:
+            self.watch.made(name, raw)
+        return raw
 
     def _quantized(self, name: str, step: Step) -> Quantized:
         with self._lock:

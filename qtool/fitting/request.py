@@ -82,7 +82,7 @@ def check_files(request: FitRequest) -> None:
     check_not_among(costs, request.source)
     if costs.absolute() == request.out.absolute():
         raise UsageError(f"--costs {costs}: the recipe goes there (-o); choose another name")
-    from qtool.quantizing.calibrate import check_absent
+    from qtool.quantizing.named import check_absent
 
     check_absent(costs)
 

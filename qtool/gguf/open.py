@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from qtool.checkpoints.checkpoint import Watch
 from qtool.checkpoints.gguf_models import gguf_models
 from qtool.checkpoints.padding import KEY, padded
 from qtool.errors import SourceError, UnsupportedError
@@ -34,11 +35,15 @@ def open_source(path: Path, requantize: bool = False) -> GgufSource:
 
 
 def open_view(
-    path: Path, recipe: "GgufRecipe", imatrix: Path | None, requantize: bool = False
+    path: Path,
+    recipe: "GgufRecipe",
+    imatrix: Path | None,
+    requantize: bool = False,
+    watch: Watch | None = None,
 ) -> "Rotated | None":
     """Where the recipe pads or has transforms, the checkpoint padded and as transforms change it,
     before anything is changed; hf_source() of it is what is going to be written. requantize: see
-    open_source."""
+    open_source. watch: is shown what is read of it."""
     if not recipe.transforms and recipe.pad_intermediate < 2:
         return None
     _refuse_view(path, recipe, imatrix)
@@ -46,7 +51,7 @@ def open_view(
     from qtool.gguf.from_hf.experts_apart import experts_apart
     from qtool.transforms.rotated import untied
 
-    checkpoint = opened(path, requantize)
+    checkpoint = opened(path, requantize, watch)
     if recipe.scaling:
         checkpoint = experts_apart(checkpoint)
     checkpoint = padded(checkpoint, recipe.pad_intermediate)

@@ -4,6 +4,7 @@ another, or none, tensors that are missing."""
 from dataclasses import replace
 
 from qtool.checkpoints.checkpoint import Checkpoint
+from qtool.checkpoints.structure import NAMELESS, names_model
 from qtool.errors import QtoolError, SourceError, UnsupportedError
 from qtool.formats.layer_names import experts_of
 
@@ -33,13 +34,17 @@ def refuse_other_config(checkpoint: Checkpoint) -> None:
 
 
 def refuse_no_config(checkpoint: Checkpoint) -> None:
-    """SourceError where a folder has no config.json: no engine loads what is made of it. A
-    file that is given by itself may be of whatever a program reads by tensors alone."""
-    if checkpoint.path.is_dir() and not (checkpoint.folder / "config.json").is_file():
+    """SourceError where a folder has no config.json, or that names no model: no engine loads what
+    is made of it. A file that is given by itself, and has none beside it, may be of whatever a
+    program reads by tensors alone."""
+    there = (checkpoint.folder / "config.json").is_file()
+    if checkpoint.path.is_dir() and not there:
         raise SourceError(
             f"{checkpoint.path}: has no config.json, without which no engine loads what is made of "
             "it; put the model's own beside its weights"
         )
+    if there and not names_model(checkpoint.config):
+        raise SourceError(f"{checkpoint.path}: {NAMELESS}; put the model's own beside its weights")
 
 
 def check_whole(checkpoint: Checkpoint) -> list[str]:

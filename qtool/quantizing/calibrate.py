@@ -4,7 +4,6 @@ And llama.cpp's importance matrix, which is made of the sums of squares among th
 """
 
 import json
-import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -25,11 +24,19 @@ from qtool.converting.source import opened as source_of
 from qtool.cuda.device import Device
 from qtool.errors import SourceError, UnsupportedError
 from qtool.gguf.from_hf.source import hf_source
-from qtool.gguf.importance.imatrix import Importance, write_importance
+from qtool.gguf.importance.imatrix import write_importance
 from qtool.gguf.importance.measured import Gathered, Squares, begin_with_bos, first_token
 from qtool.gguf.open import open_source
 from qtool.gguf.source import GgufSource
 from qtool.gguf.to_hf.weights import gguf_weights
+from qtool.quantizing.named import (
+    BESIDE,
+    Measured,
+    check_absent,
+    facts_of,
+    measured_before,
+    place,
+)
 from qtool.recipe.recipe import Calibration as Settings
 from qtool.streaming.allocator import give_back
 from qtool.streaming.precision import settled
@@ -39,6 +46,7 @@ from qtool.streaming.weights import Weights
 from qtool.streaming.workers import Workers
 from qtool.telling.progress import Progress
 from qtool.texts.calibration import Calibration, calibration_tokens
+from qtool.workspaces.already import SAID, AlreadyMade, seen
 
 if TYPE_CHECKING:
     from qtool.quantizing.gguf.gptq.sweeping import Sweeping
@@ -51,17 +59,6 @@ _NO_BOS = (
     "measured together with -o, on chunks without the BOS token that llama-imatrix begins them "
     "with; --imatrix alone has it"
 )
-
-
-@dataclass(frozen=True)
-class Measured:
-    """What was written."""
-
-    sites: int
-    tokens: int
-    unseen: tuple[str, ...]  # experts that no token was routed to
-    importance: Importance | None = None
-    notes: tuple[str, ...] = ()  # on the importance
 
 
 @dataclass(frozen=True)
@@ -99,27 +96,6 @@ def opened(
         )
 
 
-def check_absent(*paths: Path | None) -> None:
-    """SourceError where a file to be written is there already, or cannot be made there."""
-    for path in paths:
-        if path is None:
-            continue
-        if path.is_dir():
-            raise SourceError(f"{path}: is a folder; name the file to make")
-        if path.exists() and not path.is_file():
-            raise SourceError(
-                f"{path}: is no plain file, but a device or a pipe; choose another name"
-            )
-        if path.exists() or path.is_symlink():
-            raise SourceError(f"{path}: exists; remove it or choose another name")
-        above = next(one for one in Path(os.path.realpath(path)).parents if one.exists())
-        if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
-            raise SourceError(
-                f"{path}: cannot be written, {above} is no folder in which files may be made; "
-                "choose another name"
-            )
-
-
 def calibrate(
     model: Weights,
     out: Path | None,
@@ -136,7 +112,25 @@ def calibrate(
     measure_importance; with it they are the same as ever, so that the statistics are, too. device:
     where blocks are run, which the files name; None: the CPU.
     """
-    check_absent(out, imatrix.path if imatrix is not None else None)
+    try:
+        return _calibrate(model, out, settings, needs, threads, progress, imatrix, device)
+    except AlreadyMade as found:
+        progress.say(f"note: {SAID}")
+        return measured_before(found.made)
+
+
+def _calibrate(
+    model: Weights,
+    out: Path | None,
+    settings: Settings,
+    needs: frozenset[str],
+    threads: int,
+    progress: Progress,
+    imatrix: ImportanceFile | None,
+    device: Device | None,
+) -> Measured:
+    path = None if imatrix is None else imatrix.path
+    check_absent(out, path)
     if out is not None and not isinstance(model, Checkpoint):
         what, way = "this is GGUF", ""
         if not is_gguf(model.path):
@@ -153,6 +147,9 @@ def calibrate(
         calibration = replace(calibration, precision=precision)
         if imatrix is not None and out is None:
             calibration = begin_with_bos(calibration, imatrix.source)
+        facts = facts_of(model.path, calibration.record(), needs, gpu, out, path)
+        space = stack.enter_context(place(model.path, out, path, facts))
+        space.agree(facts)
         skeleton = Skeleton.open(model)
         writer = None
         if out is not None and isinstance(model, Checkpoint):
@@ -163,7 +160,7 @@ def calibrate(
             if gpu is not None:
                 metadata["gpu"] = gpu
             tensors = sum(len(skeleton.block_tensors(i)) for i in range(skeleton.count))
-            writer = stack.enter_context(StatsWriter(out, metadata, tensors))
+            writer = stack.enter_context(StatsWriter(space.artifact, metadata, tensors))
         gathered = Gathered()
         unseen: list[str] = []
         wanted = needs | {"square"} if imatrix is not None else needs
@@ -185,11 +182,17 @@ def calibrate(
         notes: list[str] = []
         if imatrix is not None:
             importance = gathered.importance(imatrix.source, calibration, gpu)
-            write_importance(imatrix.path, importance)
+            write_importance(space.artifact if out is None else imatrix.path, importance)
             notes = importance.notes()
             if out is not None and first_token(imatrix.source) is not None:
                 notes.append(_NO_BOS)
-    return Measured(sites, calibration.tokens.size, tuple(unseen), importance, tuple(notes))
+        record = None if importance is None else importance.record()
+        made = Measured(
+            sites, calibration.tokens.size, tuple(unseen), importance, tuple(notes), record
+        )
+        both = {} if out is None or path is None else {BESIDE: seen(path)}
+        space.conclude({**made.json(), **both})
+    return made
 
 
 def _measured(

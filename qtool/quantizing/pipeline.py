@@ -118,7 +118,7 @@ def run(request: Request, progress: Progress) -> Summary:
 def _begin(request: Request, progress: Progress) -> _Begun:
     """Read what there is, and plan; what takes seconds to import comes last, so that what can be
     told before is."""
-    zeros = Zeros(request.source)
+    zeros = Zeros(request.source, request.requantize)
     checkpoint = as_quantized(request.recipe, opened(request.source, request.requantize, zeros))
     if request.stats is not None:
         from qtool.blockwise.given import check_stats

@@ -150,6 +150,8 @@ def find(name_or_path: str) -> Path:
         return names[name]
     if path.is_file():
         return path
+    if path.is_dir():
+        raise _is_folder(name_or_path, path)
     near = difflib.get_close_matches(name, names, 3, 0.5)
     hint = f"did you mean {', '.join(near)}? " if near else ""
     raise RecipeError(
@@ -158,8 +160,21 @@ def find(name_or_path: str) -> Path:
     )
 
 
+def _is_folder(given: str, path: Path) -> RecipeError:
+    """What to give in place of a folder."""
+    inside = sorted(one.name for one in path.glob("*.yaml"))
+    more = f" and {len(inside) - 3} more" if len(inside) > 3 else ""
+    there = f" in it, such as {', '.join(inside[:3])}{more}" if inside else ""
+    return RecipeError(
+        f"{given}: is a folder, not a recipe; name a .yaml file{there}, or a shipped recipe, as "
+        "`qtool recipes` lists them"
+    )
+
+
 def read(path: Path) -> str:
     """The text of a recipe file."""
+    if path.is_dir():
+        raise _is_folder(str(path), path)
     try:
         with path.open("rb") as file:
             raw = file.read(yaml_source.MAX_BYTES + 1)

@@ -21,6 +21,7 @@ from qtool.planning.gguf.planned import GgufPlan
 from qtool.provenance.record import environment
 from qtool.recipe.gguf import GgufRecipe
 from qtool.runs.gguf_verify import Reader
+from qtool.runs.zeros import Zeros
 from qtool.streaming.in_order import in_order
 from qtool.workspaces import program
 from qtool.workspaces.differences import DEVICE, HEADER
@@ -123,8 +124,10 @@ def _numbers(unit: Unit) -> range:
 class Commits:
     """Counts the finished pieces of each unit; a line goes into the journal with its last."""
 
-    def __init__(self, pieces: Pieces, done: Done, writer: GgufWriter, journal: Journal) -> None:
-        self._done, self._journal = done, journal
+    def __init__(self, pieces: Pieces, done: Done, writer: GgufWriter, journal: Journal,
+                 zeros: Zeros | None = None) -> None:  # fmt: skip
+        """zeros: is shown what is read, where that is not what is encoded."""
+        self._done, self._journal, self._zeros = done, journal, zeros
         self._units = units(pieces, writer.layout)
         self._starts = [unit.pieces.start for unit in self._units]
         self._left: dict[int, int] = {}
@@ -139,4 +142,5 @@ class Commits:
             self._left[place] = left
         if not left:
             del self._left[place]
-            self._journal.commit(unit.name, pieces=self._done.of(unit.pieces))
+            seen = {} if self._zeros is None else {"zeros": self._zeros.seen}
+            self._journal.commit(unit.name, pieces=self._done.of(unit.pieces), **seen)

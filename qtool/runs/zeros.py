@@ -23,8 +23,9 @@ from qtool.telling.sentences import count, some
 class Zeros:
     """Is shown what is read of a checkpoint, by any thread."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, requantize: bool = False) -> None:
+        """requantize: of one that is quantized the numbers that it stands for."""
+        self._path, self._requantize = path, requantize
         self._seen: set[str] = set()
 
     @property
@@ -38,16 +39,25 @@ class Zeros:
             starts, names = self._places[file]
             self._seen.add(names[bisect_right(starts, start) - 1])
 
+    def made(self, name: str, raw: NDArray[np.uint8]) -> None:
+        """Bytes of a tensor that lies there as codes."""
+        if raw.size and may_have_zeros(raw):
+            self._seen.add(name)
+
     @cached_property
     def _checkpoint(self) -> Checkpoint:
-        return Checkpoint.open(self._path)  # as it lies there, whatever is made of it
+        # As it lies there, whatever is made of it.
+        from qtool.converting.source import plain
+
+        found = plain(self._path) if self._requantize else None
+        return found or Checkpoint.open(self._path)
 
     @cached_property
     def _places(self) -> Mapping[Path, tuple[list[int], list[str]]]:
         """Where the tensors of each file begin."""
         places: dict[Path, list[tuple[int, str]]] = defaultdict(list)
         for name, info in self._checkpoint.tensors.items():
-            if info.nbytes:
+            if info.nbytes and info.start:  # which one that lies there as codes has not
                 places[self._checkpoint.file_of(name)].append((info.start, name))
         return {
             file: ([at for at, _ in sorted(some)], [name for _, name in sorted(some)])

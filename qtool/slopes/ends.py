@@ -25,6 +25,7 @@ from qtool.recipe.file import Precision
 from qtool.slopes import measure as slopes
 from qtool.slopes.kept import drop_passed
 from qtool.slopes.passing import Passing
+from qtool.streaming.finite import NotFiniteError
 from qtool.streaming.skeleton import MICRO_BATCH_TOKENS, Skeleton
 from qtool.streaming.workers import Workers
 from qtool.telling.progress import Progress
@@ -92,6 +93,8 @@ class Ends:
                     found = replace(found, missing=str(error))
                     journal.commit(_NONE, why=found.missing)
                     found._drop()
+                except NotFiniteError:
+                    raise
                 except (SourceError, UnsupportedError) as error:
                     raise advised(error) from error
                 else:

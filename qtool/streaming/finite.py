@@ -23,7 +23,11 @@ Stretch = Callable[[int, int], NDArray[np.uint8]]  # bytes of a tensor, from one
 _AT_ONCE = 1 << 24  # bytes
 
 
-def not_finite(source: Weights, name: str, index: Sequence[int], value: float) -> SourceError:
+class NotFiniteError(SourceError):
+    """Of the file alone: no other settings help."""
+
+
+def not_finite(source: Weights, name: str, index: Sequence[int], value: float) -> NotFiniteError:
     """Of a tensor that was read as float32, with `value` at `index`."""
     from qtool.checkpoints.checkpoint import Checkpoint, View
 
@@ -36,13 +40,13 @@ def not_finite(source: Weights, name: str, index: Sequence[int], value: float) -
         found = beyond(info, lambda start, stop: stored.stretch(name, start, stop), where)
         if found is not None:
             return found
-    return SourceError(
+    return NotFiniteError(
         f"{where}tensor {name!r} holds {value} at {[*index]}; weights must be finite, so the file "
         "is damaged or was saved wrongly"
     )
 
 
-def beyond(info: TensorInfo, stretch: Stretch, where: str = "") -> SourceError | None:
+def beyond(info: TensorInfo, stretch: Stretch, where: str = "") -> NotFiniteError | None:
     """Of the first number of a tensor that float32 has not; None where there is none."""
     if info.dtype != "F64":
         return None
@@ -54,7 +58,7 @@ def beyond(info: TensorInfo, stretch: Stretch, where: str = "") -> SourceError |
         if hit.any():
             first = int(np.argmax(hit))
             index = [int(i) for i in np.unravel_index(start // 8 + first, info.shape)]
-            return SourceError(
+            return NotFiniteError(
                 f"{where}tensor {info.name!r} holds {values[first]} at {index}, which is beyond "
                 "float32 (3.4e+38 at most), in which everything is computed; take the model as it "
                 "was saved in float32 or less, or mend that number"

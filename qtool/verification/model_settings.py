@@ -52,6 +52,7 @@ ROPES: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 _NUMERIC = ("factor", "low_freq_factor", "high_freq_factor")
 _BASES = ("rope_local_base_freq", "rotary_emb_base")  # a theta by other names
+_LARGEST = 3.4e38  # of float32, in which angles are computed
 # Classes for which vLLM and SGLang take a theta of 0 for no rotation at all.
 _STILL_AT_0 = ("Granite", "Muse")
 # Of torch: what a model may be in, and what else there is, which no model is.
@@ -169,15 +170,18 @@ def _rotary(text: Mapping[str, Any], known: bool, still_at_0: bool) -> Iterator[
 
 
 def _theta(key: str, value: object, known: bool, still_at_0: bool) -> Iterator[Finding]:
-    """What is below 0 has no powers between whole ones, and 0 no inverse."""
+    """What is below 0 has no powers between whole ones, 0 no inverse, and what float32 does not
+    hold no other power; up to 1 later pairs turn no slower, which no model was trained with."""
     each = value if isinstance(value, list) else [value]  # one for each block in some
     if not all(map(is_number, each)):
         sure = known or value is not None
         yield _wrong(key, value, "a number", "error" if sure else "warning")
-    elif any(is_number(one) and not one >= 0 for one in each):
+    elif any(is_number(one) and not 0 <= one <= _LARGEST for one in each):
         yield _wrong(key, value, "a positive number", "error" if known else "warning")
     elif value == 0 and known and not still_at_0:
         yield _wrong(key, value, "a positive number")
+    elif any(is_number(one) and 0 < one <= 1 for one in each):
+        yield _wrong(key, value, "a number above 1, such as 10000", "warning")
 
 
 def _rotary_kind(where: str, part: Mapping[str, Any], known: bool) -> Iterator[Finding]:

@@ -78,7 +78,8 @@ def _no_switch(key: str, value: object, kind: str, known: bool) -> Severity | No
     types = PLAIN_SWITCHES[key]
     if known and (types is None or kind.removesuffix("_text") in types):
         return None if value is None and kind in MAY_BE_NULL.get(key, ()) else "error"
-    return None if value is None else "warning"
+    # All engines take null for false, as far as they have it, and few who wrote it meant that.
+    return None if value is None and key != TIED else "warning"
 
 
 def check_bounds(text: Mapping[str, Any], known: bool) -> Iterator[Finding]:

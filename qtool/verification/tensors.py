@@ -35,6 +35,8 @@ from qtool.verification.subject import Subject
 from qtool.verification.tensor_names import PREDICTION, packed_part
 
 CHECK = "tensors"
+# In the config.json of what `quantize` makes of a file alone, and warns of.
+_OF_ONE_FILE = {"quantization_config", "quantization", "tie_word_embeddings"}
 _FEW_EXPERTS = 1000  # whose tensors are listed however few are there
 _EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
@@ -45,12 +47,14 @@ def check_tensors(subject: Subject) -> Iterator[Finding]:
         yield Finding("note", CHECK, "", "no config.json, so nothing tells which tensors belong")
         return
     there = (subject.artifact.checkpoint.folder / "config.json").is_file()
-    if there and not any(subject.config.get(key) for key in ("model_type", "architectures")):
+    if there and not structure.names_model(subject.config):
+        made = subject.config and subject.config.keys() <= _OF_ONE_FILE
         yield Finding(
-            "error", CHECK, "",
-            "config.json has neither model_type nor architectures, so no engine knows which model "
-            "it is; put the model's own beside the tensors",
-        )  # fmt: skip
+            "warning" if made else "error",
+            CHECK,
+            "",
+            f"{structure.NAMELESS}; put the model's own beside the tensors",
+        )
     if (lost := said_untold(subject.artifact)) is not None:
         yield Finding("error", CHECK, untold(subject.artifact)[0], lost)
         yield from _blocks(subject)
@@ -106,7 +110,7 @@ def lacking(subject: Subject) -> tuple[str | None, list[str]]:
 
 def _has_gap(subject: Subject) -> bool:
     """Whether a block lies between others that is not there."""
-    numbers = _numbers(subject)
+    numbers = _numbers(subject) | structure.empty_blocks(subject.config)
     return bool(numbers) and max(numbers) >= len(numbers)
 
 
@@ -161,7 +165,7 @@ def _lost_blocks(subject: Subject) -> Iterator[Finding]:
     declared, blocks = structure.layer_count(subject.config), subject.blocks
     if declared is None or blocks is None:
         return
-    there = _numbers(subject)
+    there = _numbers(subject) | structure.empty_blocks(subject.config)
     lost = declared - sum(1 for n in there if n < declared)
     if lost:
         gaps = (f"{blocks.prefix}.{n}" for n in range(declared) if n not in there)
@@ -246,7 +250,7 @@ def _said_of_each(config: Mapping[str, Any], blocks: int) -> list[tuple[object, 
     lists = [
         one for one in structure.text_config(config).values()
         if isinstance(one, list) and len(one) == blocks
-        and all(isinstance(item, str | int | float) for item in one)
+        and all(isinstance(item, str | int | float | dict) for item in one)
     ]  # fmt: skip
     return [tuple(one[block] for one in lists) for block in range(blocks)]
 

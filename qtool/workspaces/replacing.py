@@ -98,16 +98,20 @@ def check_apart(out: Path, *inputs: Path) -> None:
 
 def check_not_among(out: Path, source: Path) -> None:
     """UnsupportedError where a file `out` would be taken for one of the model's whose folder
-    `source` is, from then on. Folders in there, and files of other kinds, are read by nobody."""
+    `source` is, or is in, from then on. Folders in there, and files of other kinds, are read by
+    nobody; and where a file of GGUF is the source, many models lie in one folder."""
     from qtool.checkpoints.gguf_models import gguf_models
 
-    above = Path(os.path.realpath(out)).parent
-    if not source.is_dir() or above != Path(os.path.realpath(source)):
+    whole = source.is_dir()
+    folder = source if whole else source.parent
+    if not whole and not (folder / "config.json").is_file():
+        return
+    if Path(os.path.realpath(out)).parent != Path(os.path.realpath(folder)):
         return
     kind = out.suffix.lower()
-    if kind in (".safetensors", ".json") or (kind == ".gguf" and gguf_models(source)):
+    if kind in (".safetensors", ".json") or (kind == ".gguf" and whole and gguf_models(source)):
         raise UnsupportedError(
-            f"{out}: would lie among the files of {source}, and be taken for one of that model's; "
+            f"{out}: would lie among the files of {folder}, and be taken for one of that model's; "
             "name a file in another folder"
         )
 

@@ -16,6 +16,7 @@ from qtool.streaming.skeleton import Skeleton
 from qtool.transforms import awq, chain
 from qtool.transforms.proved import Applied, Subject
 from support.runs import quantizing
+from support.runs.killed_named import killed_named
 from support.runs.quantizing import Call
 
 SMALL = ["--samples", "6", "--length", "64"]
@@ -227,6 +228,28 @@ def test_an_existing_file_is_kept(root: Path, tmp_path: Path, call: Call) -> Non
     said = call("calibrate", root / "llama", "-o", out)
     assert (said.status, out.read_text()) == (1, "mine")
     assert said.err.startswith(f"error: {out}: exists")
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_killed_when_it_has_its_name_it_is_told_finished(
+    both: bool, root: Path, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stats, imatrix = tmp_path / "s", tmp_path / "i.gguf"
+    last = stats if both else imatrix
+    words = ["calibrate", "tiny", "--imatrix", imatrix, *["-o", stats] * both]
+    words += ["--calibration", root / "text.txt", "--samples", 1, "--length", 16]
+    killed_named(lambda: call(*words), last)
+    assert call(*words[:-1], 32).status == 1  # of other text
+    killed_named(lambda: [last.unlink(), imatrix.unlink(missing_ok=True), call(*words)], last)
+    whole = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    monkeypatch.setattr("qtool.quantizing.calibrate.measure_block", None)
+    said = call(*words)
+    assert said.status == 0 and "it was finished already" in said.err
+    lines = said.out.splitlines()
+    assert lines[both].startswith(f"{imatrix}: importance of 28 tensors over 16 tokens")
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == whole
+    assert whole.keys() == {path.name for path in (stats, imatrix) if both or path == imatrix}
+    assert "exists; remove it" in call(*words).err
 
 
 def test_a_folder_is_no_name_and_codes_are_no_weights(

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from qtool.report import gather
 from qtool.report.again import commands
 from support.inspecting.reported_again import again
 from support.runs import quantizing
+from support.runs.killed_named import killed_named
 from support.runs.quantizing import Call
 
 OWN = """\
@@ -113,3 +115,24 @@ def test_a_recipe_that_this_version_does_not_know(root: Path, call: Call) -> Non
     (root / "out/qtool.json").write_text(json.dumps(record))
     assert commands(Path("out"), "out") == []
     assert commands(Path("model"), "model") == []
+
+
+@pytest.mark.parametrize("other", [False, True])
+def test_killed_when_the_page_had_its_name(
+    other: bool, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same command finds it finished, wherever it lies, and with the status that it had; what
+    was changed since is another."""
+    model = quantizing.first_blocks_of_tiny(tmp_path / "model", 1)
+    (model / "config.json").write_text("{}")  # which does not pass
+    page = model / "r.html"
+    killed_named(lambda: call("report", model, "-o", page), page)
+    text = page.read_text()
+    if other:
+        (model / "notes.txt").write_text("more")
+    monkeypatch.setattr(gather, "verify_artifact", None)
+    said = call("report", model, "-o", page)
+    assert said.status == 1 and page.read_text() == text
+    assert ("it was finished already" in said.err) is not other
+    assert ("exists; remove it" if other else "does not pass its checks") in said.err
+    assert not [*model.glob(".*")]

@@ -1,21 +1,25 @@
 """Plans of checkpoints that lack something, or are of another model than they say."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from qtool.cards.serve import command
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.checkpoints.decoder_names import SAVE_WITH_HEAD
 from qtool.errors import FormatError, SourceError, UnsupportedError
 from qtool.gguf.from_hf.source import hf_source
+from qtool.hub import tiny_folder
 from qtool.planning.plan import make_plan
 from qtool.recipe.recipe import load
 from qtool.verification.run import verify_artifact
 from support.models import header_files
 from support.models.header_files import Shapes
 from support.planning.planning import plan_of
+from support.runs import quantizing
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 256,
@@ -89,6 +93,23 @@ def test_blocks_at_the_end_of_a_model_that_nobody_knows(tmp_path: Path) -> None:
     gap = {name: shape for name, shape in gap.items() if ".layers.1." not in name}
     with pytest.raises(UnsupportedError, match=r"says 4 blocks, and 1 block \(model.layers.1\) is"):
         plan_of(tmp_path / "b", gap, "w8-rtn", num_hidden_layers=4)
+
+
+def test_blocks_that_have_nothing(tmp_path: Path) -> None:
+    """Of DeciLM's some have neither attention nor an MLP, by config.json: all others are needed."""
+    shapes = header_files.llama(4)
+    there, gone = {"no_op": False}, {"no_op": True}
+    has = [(there, there), (gone, gone), (there, there), (there, gone)]
+    blocks = [{"attention": attention, "ffn": ffn} for attention, ffn in has]
+    without = ("layers.1.", "layers.3.post_attention", "layers.3.mlp")
+    less = {name: s for name, s in shapes.items() if not any(one in name for one in without)}
+    said = {"num_hidden_layers": 4, "block_configs": blocks}
+    assert not plan_of(tmp_path / "whole", less, "w8-rtn", **said).warnings
+    found = verify_artifact(tmp_path / "whole").findings
+    assert not [one for one in found if "not there" in one.message or "lacks" in one.message]
+    lost = {name: shape for name, shape in less.items() if "layers.2." not in name}
+    with pytest.raises(UnsupportedError, match=r"1 block \(model.layers.2\) is not there"):
+        plan_of(tmp_path / "lost", lost, "w8-rtn", **said)
 
 
 def test_experts_that_are_missing(tmp_path: Path) -> None:
@@ -212,6 +233,32 @@ def test_missing_files_are_said(tmp_path: Path) -> None:
         make_plan(recipe, Checkpoint.open(tmp_path))
     said, _ = make_plan(recipe, Checkpoint.open(tmp_path / "model.safetensors")).warnings
     assert str(tmp_path) not in said and "no config.json, so engines cannot load" in said
+
+
+@pytest.mark.parametrize("config", [{}, {"num_hidden_layers": 2}, {"architectures": []}])
+def test_a_config_that_names_no_model_is_refused(config: dict[str, Any], tmp_path: Path) -> None:
+    """As `verify` does with what would be made of it."""
+    header_files.write(tmp_path, header_files.llama())
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for source in (tmp_path, tmp_path / "model.safetensors"):
+        with pytest.raises(SourceError, match="neither model_type nor architectures, so no engine"):
+            make_plan(load("w8-rtn"), Checkpoint.open(source))
+    (found,) = [one for one in verify_artifact(tmp_path).findings if "neither" in one.message]
+    assert found.severity == "error"
+
+
+def test_what_is_made_of_a_file_alone_is_warned_of(tmp_path: Path) -> None:
+    """By `quantize` and by `verify`, which end well; and no engine is named that would load it."""
+    (tmp_path / "model").mkdir()
+    file = tmp_path / "model" / "model.safetensors"
+    shutil.copy(tiny_folder() / "model.safetensors", file)
+    made = quantizing.quantize(file, "w8-rtn", tmp_path / "out").summary
+    assert any("engines cannot load" in one for one in made.warnings)
+    verdict = verify_artifact(tmp_path / "out")
+    assert verdict.ok
+    (found,) = [one for one in verdict.findings if "neither" in one.message]
+    assert found.severity == "warning"
+    assert command(tmp_path / "out") is None
 
 
 @pytest.mark.parametrize("recipe", ["w4g128-rtn", "w4g128-awq"])

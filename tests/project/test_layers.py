@@ -19,7 +19,10 @@ LAYERS = (
 )  # fmt: skip
 # Whoever opens a source that is quantized already sees it as `convert` would write it.
 AS_CONVERTED = "qtool.converting.source"
-OPENING = {"gguf/open.py", "verification/gguf/checks.py", "verification/against/rotated.py"}
+OPENING = (
+    "gguf/open.py", "runs/zeros.py",
+    "verification/against/rotated.py", "verification/gguf/checks.py",
+)  # fmt: skip
 
 
 def _sources() -> Iterator[tuple[str, str, ast.Module]]:

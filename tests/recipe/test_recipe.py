@@ -327,7 +327,7 @@ def test_missing_key_and_no_mapping() -> None:
         recipe.parse("- rtn", "r.yaml", "r")
 
 
-def test_files_and_names(tmp_path: Path) -> None:
+def test_files_and_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(MINIMAL)
     assert recipe.load(str(path)).name == "mine"
@@ -335,8 +335,12 @@ def test_files_and_names(tmp_path: Path) -> None:
         recipe.load("w4g128_awq")
     with pytest.raises(RecipeError, match="no such recipe file"):
         recipe.load(str(tmp_path / "other.yaml"))
-    with pytest.raises(RecipeError, match="cannot be read"):
-        recipe.load(f"{tmp_path}/.")
+    (tmp_path / "some").mkdir()
+    with pytest.raises(RecipeError, match=r"/some: is a folder, not a recipe; name a .yaml file, "):
+        recipe.load(f"{tmp_path}/some/")
+    monkeypatch.chdir(tmp_path.parent)
+    with pytest.raises(RecipeError, match=r"/: is a folder.*a .yaml file in it, such as mine.yaml"):
+        recipe.load(f"{tmp_path.name}/")
     path.write_bytes(b"method: \xff")
     with pytest.raises(RecipeError, match=r"not UTF-8 text \(byte 8\)"):
         recipe.load(str(path))

@@ -32,6 +32,7 @@ def model(original: Path, tmp_path: Path) -> Path:
     "words",
     [
         ["calibrate", "MODEL", *SMALL, "-o", "MODEL/stats.safetensors"],
+        ["calibrate", "MODEL/model.safetensors", *SMALL, "-o", "MODEL/stats.safetensors"],
         ["fit", "MODEL", "--bits", "9", *SMALL, "--costs", "MODEL/c.json", "-o", "HERE/f.yaml"],
         ["quantize", "GGUF", "--recipe", "q8_0", "-o", "GGUF/b.gguf"],
         ["calibrate", "GGUF", *SMALL, "--imatrix", "HERE/model/../store/b.gguf"],
@@ -56,6 +57,7 @@ def test_what_would_be_read_with_it(
         ["quantize", "MODEL", "--recipe", "w4g128-rtn", "-o", "MODEL/out"],
         ["quantize", "MODEL", "--recipe", "q8_0", "-o", "MODEL/out.gguf"],
         ["calibrate", "MODEL", *SMALL, "--imatrix", "MODEL/out.gguf"],
+        ["calibrate", "MODEL/model.safetensors", *SMALL, "--imatrix", "MODEL/out.gguf"],
     ],
 )
 def test_what_is_read_by_nobody(words: list[str], model: Path, tmp_path: Path, call: Call) -> None:

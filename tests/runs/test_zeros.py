@@ -59,6 +59,46 @@ def test_zeros_are_said(
     assert next(one for one in said if one.startswith(TORN)).endswith("; fetch the model again")
 
 
+@pytest.mark.parametrize("after", [None, 18])
+def test_zeros_of_what_is_rotated(
+    after: int | None, model: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Into GGUF, where what is encoded has no holes any more. after: as many lines it is killed."""
+    call = caller(monkeypatch, capfd)
+    given = ("--recipe", "q8_0", "--set", "transforms=[rotate]", "--threads", 1)
+    command = ("quantize", model, *given, "-o", tmp_path / "out.gguf")
+    if after is not None:
+        with monkeypatch.context() as patched, pytest.raises(Died):
+            dying(after, patched)
+            call(*command)
+    done = call(*command)
+    assert done.err.count(f"warning: {TORN}") == done.err.count(f"warning: {EMPTY}") == 1
+
+
+@pytest.mark.parametrize("recipe", ["w8-rtn", "w4g128-gptq"])
+def test_zeros_of_codes(
+    recipe: str, model: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Of a release in FP8 with --requantize, whose codes of 0 are zeros, and of its embedding."""
+    call = caller(monkeypatch, capfd)
+    source = tmp_path / "fp8"
+    assert call("quantize", model, "--recipe", "fp8-dynamic", "-o", source).status == 0
+    tensors = load_file(source / "model.safetensors")
+    tensors["model.embed_tokens.weight"].view(-1)[1003:9000] = 0
+    save_file(tensors, source / "model.safetensors", metadata={"format": "pt"})
+    given = ["--calibration", text_file(tmp_path / "t.txt"), "--samples", 4, "--length", 64]
+    more = given if "gptq" in recipe else []
+    done = call(
+        "quantize", source, "--requantize", "--recipe", recipe, "-o", tmp_path / "out", *more
+    )
+    assert done.status == 0, done.err
+    assert f"warning: {EMPTY}" in done.err
+    assert f"warning: {DOWN}: 9,000 bytes are 0 in long stretches" in done.err
+    assert "model.embed_tokens.weight: " in done.err
+
+
 def test_the_model_itself_is_judged_alike(model: Path) -> None:
     said = [f.message for f in verify_artifact(model).findings if f.check == "dense-values"]
     assert EMPTY in said and any(one.startswith(TORN) for one in said)

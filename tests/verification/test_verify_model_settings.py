@@ -74,8 +74,9 @@ WRONG = [
 
 @pytest.mark.parametrize(
     "changes",
-    [{"note": "true"}, OTHER | {"attn_dropout": "none"}, OTHER | {"attention_bias": "false"}],
-)
+    [{"rope_theta": 0.5}, OTHER | {"rope_theta": 1}, OTHER | {"rope_theta": float("inf")},
+     {"note": "true"}, OTHER | {"attn_dropout": "none"}, OTHER | {"attention_bias": "false"}],
+)  # fmt: skip
 def test_what_nobody_may_read_is_a_warning(changes: dict[str, Any], tmp_path: Path) -> None:
     (found,) = said(changed(tmp_path / "x", changes))
     assert found.severity == "warning" and [*changes][-1] in found.message
@@ -151,6 +152,7 @@ def test_no_root_is_taken_of_what_is_below_zero(tmp_path: Path) -> None:
     [
         ({"rope_theta": 0}, "rope_theta 0;"),
         ({"rope_theta": -10000.0}, "rope_theta -10000.0"),
+        ({"rope_theta": 1e300}, "rope_theta 1e+300"),
         ({"rope_theta": REMOVED, "rope_parameters": {"rope_type": "default", "rope_theta": -1e4}},
          "rope_parameters.rope_theta -10000.0"),
         (rope("linear", factor=0), "rope_scaling.factor 0"),

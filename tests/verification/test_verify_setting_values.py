@@ -123,6 +123,7 @@ def test_a_window_without_positions(window: int, tmp_path: Path) -> None:
          "low_freq_factor 8.0; expected no more than its high_freq_factor 4.0"),
         (OTHER | {"attention_bias": "no"}, "attention_bias 'no'; expected true or false"),
         (OTHER | {"use_cache": 1}, "use_cache 1; expected true or false"),
+        (OTHER | {"tie_word_embeddings": None}, "tie_word_embeddings null; expected true or false"),
     ],
 )  # fmt: skip
 def test_what_may_do_no_harm_is_a_warning(

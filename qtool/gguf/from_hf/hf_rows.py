@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from math import prod
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +42,7 @@ class HfRows:
     columns: Rows | None = None  # which of the checkpoint's each is
     factors: tuple[Factor, ...] = ()  # that numbers are multiplied by, one after another
     cut: Cut | None = None  # what `parts` are of the checkpoint's, where they are not they
+    file_of: Callable[[str], Path] | None = None  # a tensor
 
     @property
     def _info(self) -> TensorInfo:
@@ -98,7 +100,8 @@ class HfRows:
     def _refuse_beyond(self) -> None:
         """SourceError where a number of the checkpoint's is beyond float32."""
         for stretch, info in self.parts:
-            if (error := beyond(info, stretch)) is not None:
+            where = "" if self.file_of is None else f"{self.file_of(info.name)}: "
+            if (error := beyond(info, stretch, where)) is not None:
                 raise error
 
     def _grown(self, values: NDArray[np.float32], first: int) -> NDArray[np.uint8]:
@@ -209,6 +212,7 @@ def hf_rows(
     folded: tuple[int, ...] | None = None,
     factors: tuple[Factor, ...] = (),
     joined: int = 0,
+    file_of: Callable[[str], Path] | None = None,
 ) -> HfRows:
     """Rows of these tensors; errors name the tensor that has another dtype or shape than needed."""
     if cut is not None:
@@ -260,6 +264,7 @@ def hf_rows(
         columns=columns,
         factors=factors,
         cut=cut,
+        file_of=file_of,
     )
 
 

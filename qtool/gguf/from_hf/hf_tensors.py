@@ -128,6 +128,7 @@ class Found:
             factors=module.factors if suffix == ".weight" else (),
             squeezed=module.squeezed,
             joined=module.joined,
+            file_of=self.checkpoint.file_of,
             cut=cut,
             folded=(
                 expected_shape(module, self.config, suffix, block)

@@ -35,6 +35,7 @@ from qtool.runs import gguf_resume as resume
 from qtool.runs import layer_errors
 from qtool.runs.gguf_request import GgufRequest
 from qtool.runs.gguf_verify import verify
+from qtool.runs.zeros import Zeros
 from qtool.streaming.in_order import in_order
 from qtool.telling.progress import Progress
 from qtool.telling.remarks import line
@@ -55,7 +56,9 @@ def run_gguf(request: GgufRequest, progress: Progress) -> Summary:
     """Make the file; nothing is left under its name unless all of it succeeds."""
     again = not request.fresh
     check_free(request.artifact, is_folder=False, replace=request.replace, again=again)
-    view = open_view(request.source, request.recipe, request.imatrix, request.requantize)
+    # What is rotated is not 0 where the source is.
+    zeros = Zeros(request.source, request.requantize) if request.recipe.rotates else None
+    view = open_view(request.source, request.recipe, request.imatrix, request.requantize, zeros)
     if view is None:
         with closing(open_source(request.source, request.requantize)) as source:
             return _run(request, source, progress)
@@ -67,7 +70,7 @@ def run_gguf(request: GgufRequest, progress: Progress) -> Summary:
         return _run(request, source, progress, view)
     with progress.stage("transform"):
         rotations = rotate.prepare(view, request.recipe.rotate, progress.say)
-    return _run(request, source, progress, view, rotations.notes())
+    return _run(request, source, progress, view, rotations.notes(), zeros)
 
 
 def _run(
@@ -76,6 +79,7 @@ def _run(
     progress: Progress,
     view: "Rotated | None" = None,
     said: Sequence[str] = (),
+    watched: Zeros | None = None,
 ) -> Summary:
     """view: the checkpoint that `source` shows, where that is not as it lies there."""
     out = request.artifact
@@ -133,7 +137,7 @@ def _run(
             lacking = [tensor.name for tensor in plan.tensors if _lacks(tensor)]
             notes += found.importance.notes(lacking)
         space.agree(resume.header_fact(plan))
-        reports, odd, zeros = _write(request, plan, found, source, progress, space)
+        reports, odd, zeros = _write(request, plan, found, source, progress, space, watched)
         notes += odd
         warnings += zeros
         seconds = {**progress.seconds, "total": progress.total()}
@@ -174,6 +178,7 @@ def _write(
     source: GgufSource,
     progress: Progress,
     space: Workspace,
+    watched: Zeros | None,
 ) -> tuple[list[LayerReport], list[str], list[str]]:
     """The file, read back and compared; its layers, a sentence on those that stand out, and what
     of the source is 0."""
@@ -182,7 +187,7 @@ def _write(
     with opened(space.artifact, layout.size) as descriptor:
         writer = GgufWriter(descriptor, layout)
         with progress.stage("quantize"):
-            work = _Work(plan, pieces, done, writer, descriptor, space.journal)
+            work = _Work(plan, pieces, done, writer, descriptor, space.journal, watched)
             factors = partial(_factors, found.importance)
             swept = found.sweeping
             given = Given(factors) if swept is None else Given(factors, swept.files.rows)
@@ -198,7 +203,10 @@ def _write(
             written = replace(plan, metadata={**plan.metadata, CHECKSUM_KEY: string(digest)})
             verify(space.artifact, written, layout, pieces, done, request.threads, range)
             check_written_gguf(space.artifact, source)
-    zeros = emptied(plan, pieces, done)
+    if watched is not None:
+        zeros = watched.told(space.journal.done.values())
+    else:
+        zeros = emptied(plan, pieces, done)
     for warning in zeros:
         progress.say(line(warning))
     return reports, notes, zeros
@@ -214,6 +222,7 @@ class _Work:
     writer: GgufWriter
     descriptor: int
     journal: Journal
+    watched: Zeros | None  # of what is rotated
 
 
 def _encode(work: _Work, given: Given, request: GgufRequest, progress: Progress) -> None:
@@ -224,7 +233,7 @@ def _encode(work: _Work, given: Given, request: GgufRequest, progress: Progress)
     if len(numbers) < len(pieces):
         taken = len(pieces) - len(numbers)
         progress.say(f"going on with an earlier run: {taken} of {len(pieces)} pieces are finished")
-    commits = resume.Commits(pieces, done, writer, work.journal)
+    commits = resume.Commits(pieces, done, writer, work.journal, work.watched)
 
     def steps(count: int) -> Iterable[int]:
         return progress.blocks(count, "step")

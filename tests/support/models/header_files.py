@@ -21,7 +21,7 @@ def write(
     with (folder / "model.safetensors").open("wb") as file:
         file.write(layout.header)
         file.truncate(layout.size)
-    (folder / "config.json").write_text(json.dumps(config or {}))
+    (folder / "config.json").write_text(json.dumps({"model_type": "made-up", **(config or {})}))
     (folder / "tokenizer.json").write_text("{}")
     return folder
 
