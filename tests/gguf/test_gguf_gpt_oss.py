@@ -17,7 +17,7 @@ from qtool.gguf.from_hf.source import hf_source
 from qtool.gguf.quantize import run_gguf
 from qtool.gguf.request import GgufRequest
 from qtool.gguf.source import SourceTensor, as_floats
-from qtool.gguf_types import block_type
+from qtool.gguf_types import BY_NAME
 from qtool.recipe.recipe import Calibration, load
 from qtool.runs.progress import Progress
 from support.gguf import gguf_from_hf, gguf_models
@@ -66,7 +66,7 @@ def test_plain_experts_are_quantized(tmp_path: Path) -> None:
     file = gguf_from_hf.write(folder, tmp_path / "model.gguf", "q8_0")
     tensor = tensors_of(folder)["blk.1.ffn_up_exps.weight"]
     values = as_floats(tensor, tensor.read(0, tensor.rows))
-    wanted = native_gguf.encode(values, block_type("Q8_0"))
+    wanted = native_gguf.encode(values, BY_NAME["Q8_0"])
     assert np.array_equal(gguf_from_hf.raw(file, tensor.name), wanted)
 
 
