@@ -1,7 +1,6 @@
 """What the memory and the time of a run depend on: the shapes of its tensors, and how much of it is
 there at once."""
 
-import os
 import re
 from collections import defaultdict
 from collections.abc import Iterable
@@ -130,13 +129,6 @@ def attention_rows(tensors: Iterable[tuple[str, tuple[int, ...]]]) -> int:
     return sum(shape[0] for name, shape in tensors if _ATTENDING.search(name) and len(shape) == 2)
 
 
-def usable_cores() -> int:
-    """The cores this process may run on, which in a container are fewer than the machine's."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 @dataclass(frozen=True)
 class Shapes:
     """What the memory of a run depends on, beside its setting."""
@@ -148,7 +140,6 @@ class Shapes:
     hidden: int  # width of the hidden states
     vocabulary: int
     outside: int  # bytes of the largest tensor of no block
-    largest: int  # numbers in the largest tensor
     quantized: int  # numbers in the largest matrix that is quantized
     blocks: tuple[Block, ...]  # one of each kind
     grams: bool  # whether Gram matrices are measured
@@ -232,7 +223,7 @@ def shapes_of(
     from qtool.checkpoints import structure  # not where only the constants above are wanted
 
     inside: dict[int, list[Planned]] = defaultdict(list)
-    outside = vocabulary = quantized = largest = hidden = head = longest = stored = 0
+    outside = vocabulary = quantized = hidden = head = longest = stored = 0
     whole = back = band = width = written = 0
     matrices: list[tuple[int, ...]] = []
     floats = fours = False
@@ -240,7 +231,6 @@ def shapes_of(
         if tensor.scheme is not None and tensor.scheme.is_float:
             floats = True
             fours |= tensor.scheme.bits == 4
-        largest = max(largest, tensor.parameters)
         matrices.append(tensor.shape)
         if tensor.scheme is not None and tensor.block is None:
             head = max(head, read_back(tensor))
@@ -312,7 +302,6 @@ def shapes_of(
         hidden=hidden,
         vocabulary=vocabulary,
         outside=outside,
-        largest=largest,
         quantized=quantized,
         whole=whole,
         back=back,

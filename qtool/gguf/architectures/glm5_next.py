@@ -13,7 +13,7 @@ from typing import Any
 
 from qtool.formats.gguf_values import Value, boolean, f32, u32
 from qtool.gguf.architectures import limits, sparse_keys
-from qtool.gguf.architectures.hy_v4 import bound, bounded, streams
+from qtool.gguf.architectures.hy_v4 import BOUND, bounded, streams
 from qtool.gguf.architectures.indexed import INDEXER, INDEXER_KEYS, is_full
 from qtool.gguf.architectures.keys import MOE, VOCABULARY, Key
 from qtool.gguf.architectures.kimi_linear import DELTA_NETS, flattened, key_heads, own_heads
@@ -125,8 +125,8 @@ _KEYS = with_own(
     Key("hyper_connection.count", "hc_mult"),
     Key("hyper_connection.sinkhorn_iterations", "hc_sinkhorn_iters"),
     Key("hyper_connection.epsilon", "hc_eps", real=True),
-    bound("swiglu_limit"),
-    replace(bound("swiglu_limit"), name="swiglu_clamp_shexp"),
+    BOUND,
+    replace(BOUND, name="swiglu_clamp_shexp"),
 )  # fmt: skip
 
 GLM5_NEXT: dict[str, Architecture] = {
