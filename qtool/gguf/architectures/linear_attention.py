@@ -50,7 +50,8 @@ def is_linear(config: Config, block: int) -> bool:
     return (block + 1) % _interval(config) != 0
 
 
-def _has_attention(config: Config, block: int) -> bool:
+def has_attention(config: Config, block: int) -> bool:
+    """Whether it has attention instead."""
     return not is_linear(config, block)
 
 
@@ -147,7 +148,7 @@ def _delta_net(*modules: Module) -> tuple[Module, ...]:
 
 _WIDE = ("keys and values", "width")
 FULL_ATTENTION = tuple(
-    replace(module, blocks=_has_attention)
+    replace(module, blocks=has_attention)
     for module in (
         Module(BLOCK + "self_attn.q_proj", shape=("two of each head", "width")),
         *block("self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", *QK_NORMS),
