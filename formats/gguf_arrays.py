@@ -35,11 +35,6 @@ class StoredArray(Sequence[Any]):
         """The elements as in the file, what a writer puts behind the kind and the count."""
         return bytes(memoryview(self._header)[self._first : self._last])
 
-    @property
-    def nbytes(self) -> int:
-        """Length of `stored`."""
-        return self._last - self._first
-
     def first(self, count: int) -> list[Any]:
         """The first elements, at most `count`."""
         count = min(count, self._count)

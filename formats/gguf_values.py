@@ -50,10 +50,6 @@ def u32(value: int) -> Value:
     return Value(Kind.UINT32, value)
 
 
-def i32(value: int) -> Value:
-    return Value(Kind.INT32, value)
-
-
 def f32(value: float) -> Value:
     """Rounded to what a file holds, so that a value read back equals the one written."""
     return Value(Kind.FLOAT32, struct.unpack("<f", struct.pack("<f", value))[0])

@@ -68,7 +68,6 @@ class Layout:
     tensors: tuple[TensorSpec, ...]
     starts: tuple[int, ...]  # byte position of each tensor
     size: int  # of the file
-    alignment: int
     text_at: Mapping[str, tuple[int, int]]  # position and bytes of each single string's value
 
 
@@ -100,7 +99,7 @@ def lay_out(metadata: Mapping[str, Value], tensors: Sequence[TensorSpec]) -> Lay
     header = b"".join(parts)
     header += bytes(_aligned(len(header), alignment) - len(header))
     starts = tuple(len(header) + at for at in offsets)
-    return Layout(header, tuple(tensors), starts, len(header) + offset, alignment, text_at)
+    return Layout(header, tuple(tensors), starts, len(header) + offset, text_at)
 
 
 def _alignment(metadata: Mapping[str, Value]) -> int:

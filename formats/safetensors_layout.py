@@ -35,15 +35,9 @@ class Layout:
         """Bytes of all weight files."""
         return sum(file.size for file in self.files)
 
-    def place(self, name: str) -> tuple[FileLayout, TensorInfo]:
-        """Where a tensor goes."""
-        for file in self.files:
-            if name in file.tensors:
-                return file, file.tensors[name]
-        raise KeyError(name)
-
 
 INDEX_NAME = "model.safetensors.index.json"
+_TORCH = {"format": "pt"}  # what readers of transformers look for in the metadata
 
 
 # Of a tensor's name: the name of the stack that it is stored in, and its place there.
@@ -130,7 +124,6 @@ def _lay_out(
 def plan_shards(
     specs: Sequence[TensorSpec],
     max_shard_bytes: int = 5_000_000_000,
-    metadata: Mapping[str, str] | None = None,
     stack_of: StackOf | None = None,
 ) -> Layout:
     """Divide tensors, in order, into files of at most `max_shard_bytes` of data each.
@@ -154,9 +147,10 @@ def plan_shards(
         if len(shards) == 1
         else [f"model-{i + 1:05}-of-{len(shards):05}.safetensors" for i in range(len(shards))]
     )
-    written = {"format": "pt"} if metadata is None else metadata
     files = tuple(
-        _lay_out(name, sorted(shard, key=lambda unit: -DTYPE_BITS[unit.spec.dtype]), written)
+        _lay_out(
+            name, sorted(shard, key=lambda unit: -DTYPE_BITS[unit.spec.dtype]), {"format": "pt"}
+        )
         for name, shard in zip(names, shards, strict=True)
     )
     everything = [name for file in files for name in file.stored]

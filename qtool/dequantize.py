@@ -9,7 +9,7 @@ from qtool.scheme import GroupQuant
 _KINDS = {"int": "uint8", "e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2", "e2m1": "float8_e4m3fn"}
 
 
-def dequantize(quant: GroupQuant, threads: int = 1) -> NDArray[np.float32]:
+def dequantize(quant: GroupQuant) -> NDArray[np.float32]:
     """float32 [out, in], as the definition has it."""
     scheme = quant.scheme
     if quant.g_idx is not None or 0 in quant.shape:
@@ -27,7 +27,7 @@ def dequantize(quant: GroupQuant, threads: int = 1) -> NDArray[np.float32]:
         scale=np.ascontiguousarray(scale),
         block=(1, scheme.group_size),
         zero=zero,
-        threads=threads,
+        threads=1,
     )
     if scheme.outer == "offset":
         grouped = values.reshape(len(values), -1, scheme.group_size)

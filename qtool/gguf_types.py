@@ -62,7 +62,6 @@ _TYPES = (
 )
 
 BY_NAME = {block.name: block for block in _TYPES}
-BY_NUMBER = {block.number: block for block in _TYPES}
 
 F32 = BlockType("F32", 0, 1, 4)
 F16 = BlockType("F16", 1, 1, 2)
@@ -79,11 +78,3 @@ _PLAIN = (
 )
 # What a file may hold: the block types and the plain numbers.
 TENSOR_TYPES = {block.number: block for block in (*_TYPES, *_PLAIN)}
-
-
-def block_type(name: str) -> BlockType:
-    """The type of this name, in any case of letters; FormatError names those that exist."""
-    found = BY_NAME.get(name.upper())
-    if found is None:
-        raise FormatError(f"{name!r} is not a block type of GGUF; there are {', '.join(BY_NAME)}")
-    return found

@@ -53,20 +53,16 @@ def encode(
     block: BlockType,
     importance: NDArray[np.float32] | None = None,
     *,
-    out: NDArray[np.uint8] | None = None,
     threads: int | None = None,
 ) -> NDArray[np.uint8]:
     """[rows, bytes of a row]: the blocks that ggml's reference encoder makes of finite weights.
 
     weight: [rows, in]. importance: [in], how much the squared error of each column counts; most
-    types search better scales with it, IQ2_XXS, IQ2_XS and IQ1_S do not work without. out: where
-    to write, instead of a new array.
+    types search better scales with it, IQ2_XXS, IQ2_XS and IQ1_S do not work without.
     """
     native.check("weight", weight, np.float32, (None, None))
     rows, in_features = weight.shape
-    row_bytes = block.row_bytes(in_features)
-    blocks = np.empty((rows, row_bytes), np.uint8) if out is None else out
-    native.check("out", blocks, np.uint8, (rows, row_bytes))
+    blocks = np.empty((rows, block.row_bytes(in_features)), np.uint8)
     if importance is not None:
         native.check("importance", importance, np.float32, (in_features,))
     elif block.needs_importance:

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 else:
     from qtool.lazy_numpy import np
 
-# Code books: how many bits a code has, and what a scheme is called that uses it.
-BOOKS = {"int": 0, "e4m3": 8, "e5m2": 8, "e2m1": 4}
 _FOUR_BIT = {"float8_e4m3": "nvfp4", "e8m0": "mxfp4"}
 
 

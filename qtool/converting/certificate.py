@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from qtool import __version__
 from qtool.artifacts.lost import ACTIVATIONS
 from qtool.converting.model import DTYPE_NAMES, Model
-from qtool.converting.targets import Target
 from qtool.record import FILES, without_layers
 from qtool.telling.sentences import count, verb
 
@@ -175,7 +174,6 @@ class Converted:
     """What was written."""
 
     artifact: str
-    target: Target
     certificate: Certificate
     architecture: str | None
     dtype: str
@@ -207,11 +205,11 @@ class Converted:
         }
 
 
-def converted_of(made: Mapping[str, Any], out: Path, target: Target) -> Converted:
+def converted_of(made: Mapping[str, Any], out: Path) -> Converted:
     """The inverse of asdict(), as JSON has it."""
     said = made["certificate"]
     rounded = [Rounded(**one) for one in said["rounded"]]
     dropped = tuple((name, reason) for name, reason in said["dropped"])
     certificate = Certificate(**{**said, "rounded": rounded, "dropped": dropped})
-    now = {"artifact": str(out), "target": target, "certificate": certificate}
+    now = {"artifact": str(out), "certificate": certificate}
     return Converted(**{**made, **now, "warnings": tuple(made["warnings"])})

@@ -40,7 +40,7 @@ def convert(request: Request, progress: Progress) -> Converted:
         return _made(request, progress)
     except AlreadyMade as found:
         progress.say(f"note: {SAID}")
-        return converted_of(found.made, request.out, request.target)
+        return converted_of(found.made, request.out)
 
 
 def _made(request: Request, progress: Progress) -> Converted:
@@ -116,7 +116,6 @@ def _gguf_to_hf(request: Request, file: GgufFile, progress: Progress) -> Convert
     )  # fmt: skip
     return Converted(
         artifact=made.artifact,
-        target=request.target,
         certificate=made.certificate,
         architecture=made.architecture,
         dtype=made.dtype,
@@ -156,7 +155,6 @@ def _folder(request: Request, model: Model, plan: Plan, progress: Progress) -> C
         plain = Counter(leaf.stored for leaf in leaves if leaf.read is not None)
         made = Converted(
             artifact=str(request.out),
-            target=target,
             certificate=certificate,
             architecture=model.architecture,
             dtype=DTYPE_NAMES[model.dtype],

@@ -88,7 +88,6 @@ def convert(request: Request, model: Model, progress: Progress) -> Converted:
             _compare(place.path, layout, metadata, steps, progress)
         made = Converted(
             artifact=str(request.out),
-            target=request.target,
             certificate=certificate,
             architecture=model.architecture,
             dtype=DTYPE_NAMES[model.dtype],

@@ -3,7 +3,7 @@
 Each takes arrays as they lie in a checkpoint, checks them, and gives the kernel's name, the blocks
 of its grid and its fields (QT_TASK of kernels/cuda/base.h, by the same names). `out` is written:
 [out, in] in float32, float16 or bfloat16 (uint16 of numpy). Layouts of words are those of
-`qtool.native.packing`, tensors those of `qtool.native.stored`.
+`qtool.native.packing`.
 """
 
 from collections.abc import Mapping

@@ -89,9 +89,8 @@ def check_files(request: FitRequest) -> None:
 
 @dataclass(frozen=True)
 class FitRequest:
-    """`model` as typed, `source` as resolved; one of `size_bytes` and `bits` is given."""
+    """One of `size_bytes` and `bits` is given."""
 
-    model: str
     source: Path
     recipe: Recipe | GgufRecipe
     settings: Calibration  # of the text that is measured
@@ -166,7 +165,7 @@ def fit_request(
     own = find(recipe) not in shipped().values()
     kept = frozenset() if isinstance(base, GgufRecipe) else kept_keys(base, own, sets)
     return FitRequest(
-        model, source, base, settings, out, nbytes, bits, types, costs, threads, fresh, requantize,
+        source, base, settings, out, nbytes, bits, types, costs, threads, fresh, requantize,
         room, kept, place,
     )  # fmt: skip
 

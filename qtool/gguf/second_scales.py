@@ -77,9 +77,9 @@ _FORGOTTEN: Mapping[str, tuple[str, ...]] = {
 _OWN = {"gemma4": ("ffn_down_exps", "ffn_gate_inp")}
 
 
-def name_of(weight: str, end: str = SCALE) -> str:
+def name_of(weight: str) -> str:
     """What the tensor of a matrix's second scale is called."""
-    return weight.removesuffix(WEIGHT) + end
+    return weight.removesuffix(WEIGHT) + SCALE
 
 
 def is_own(architecture: str, name: str) -> bool:

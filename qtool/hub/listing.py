@@ -56,7 +56,6 @@ class HubFile:
 class Listing:
     """What a revision of a repository is."""
 
-    repository: str
     commit: str
     files: tuple[HubFile, ...]
     private: bool | None = None  # None where the hub was not asked now, or does not say
@@ -101,7 +100,7 @@ def ask(model: HubModel, pause: Callable[[float, BaseException], None]) -> Listi
                 "its folder; nothing is taken from it"
             )
         files.append(_file(sibling.rfilename, size, sha256, sibling.blob_id))
-    return Listing(model.repository, info.sha, tuple(files), info.private)
+    return Listing(info.sha, tuple(files), info.private)
 
 
 def _is_inside(name: str) -> bool:
@@ -155,7 +154,7 @@ class Memory:
             }
         except (SourceError, FormatError, LookupError, TypeError, ValueError, AttributeError):
             return cls(path, None, {})
-        return cls(path, Listing(repository, commit, files) if files else None, checked)
+        return cls(path, Listing(commit, files) if files else None, checked)
 
     def knows(self, path: Path, file: HubFile) -> bool:
         """Whether what lies there is what was compared with this file's digest."""

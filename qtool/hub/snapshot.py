@@ -150,9 +150,7 @@ def _from_cache(model: HubModel, selection: Selection, where: str, progress: Pro
     for path in sorted(one for one in folder.rglob("*") if one.is_file()):
         name = path.relative_to(folder).as_posix()
         files.append(named_by_digest(HubFile(name, path.stat().st_size), path.resolve()))
-    chosen = Listing(model.repository, folder.name, tuple(files)).chosen(
-        selection.include, selection.exclude
-    )
+    chosen = Listing(folder.name, tuple(files)).chosen(selection.include, selection.exclude)
     if selection.checkpoint and not _is_checkpoint(chosen):
         raise unusable(where, [file.name for file in files])
     memory = Memory.open(model.repository, folder.name)

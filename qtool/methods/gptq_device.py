@@ -99,7 +99,7 @@ def quantize_with(
     columns = weight.shape[1]
     size = min(grid.group_width(scheme, columns), columns)
     static = options.static_groups or size == columns
-    search = native.RangeSearch(grid.CLIP_RATIOS) if options.mse else None
+    search = native.RangeSearch() if options.mse else None
     ratios = rounding.searched(device, search)
     cost = device.put(given.importance) if options.mse else None
     wanted = tasks.Grid(scheme.bits, scheme.symmetric, grid.reach(scheme.bits), scheme.scale_dtype)

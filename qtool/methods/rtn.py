@@ -76,7 +76,7 @@ def quantize(
         return Result(rounding.floats(weight, scheme, options.largest, scales, threads))
     if scheme.rows < 0:
         return _one_scale(weight, scheme, options, threads)  # one row is one thread of a GPU
-    search = native.RangeSearch(grid.CLIP_RATIOS) if options.clip else None
+    search = native.RangeSearch() if options.clip else None
     importance = blocks = None
     if search is not None and stats is not None and stats.gram is not None:
         width = grid.group_width(scheme, weight.shape[1])

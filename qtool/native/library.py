@@ -77,7 +77,7 @@ def select(isa: str) -> None:
 
 
 def default_threads() -> int:
-    """Processors this process may run on."""
+    """The cores this process may run on, which in a container are fewer than the machine's."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

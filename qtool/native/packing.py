@@ -150,7 +150,6 @@ def unpack(
     shape: tuple[int, int],
     bits: int,
     layout: str,
-    order: tuple[int, ...] = AWQ_ORDER,
     threads: int | None = None,
     *,
     out: NDArray[np.uint8] | None = None,
@@ -158,7 +157,7 @@ def unpack(
     """The inverse: codes uint8 of this shape [out, in]. out: where to write."""
     check("words", words, np.int32, words_shape(shape, bits, layout))
     codes = aligned(shape, np.uint8) if out is None else check("out", out, np.uint8, shape)
-    packing = _packing(shape, bits, layout, order, words, codes)
+    packing = _packing(shape, bits, layout, AWQ_ORDER, words, codes)
     function = library().qt_unpack
     over_rows(
         shape[0],

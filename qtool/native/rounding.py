@@ -19,7 +19,8 @@ _SCALE_DTYPES = {"float32": 0, "float16": 1, "bfloat16": 2}
 class RangeSearch:
     """Tries each ratio of a group's range and keeps the one with the least sum |w - dq|^norm.
 
-    The first of equals wins. A norm other than 2 is computed to about five digits.
+    The first of equals wins. A norm other than 2 is computed to about five digits. Below half
+    of the range nothing was ever chosen at 4 bits.
     """
 
     ratios: tuple[float, ...] = tuple(1.0 - 0.025 * step for step in range(21))

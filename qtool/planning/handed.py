@@ -20,10 +20,6 @@ class Handed:
     columns: int = 0  # of values that blocks hand on
     given: int = 0  # of what each block is given for itself, all blocks together
 
-    def state_bytes(self, width: int) -> int:
-        """Of a position between two blocks, whose hidden states are so wide."""
-        return 4 * (self.streams * width + self.columns)
-
 
 ALONE = Handed()
 

@@ -21,6 +21,7 @@ from qtool.formats import FORMATS
 from qtool.formats.dtypes import byte_size, written_dtype
 from qtool.formats.facts import Options
 from qtool.formats.safetensors_file import Layout, TensorInfo, TensorSpec, plan_shards
+from qtool.native.library import default_threads
 from qtool.planned import Planned
 from qtool.planning import (
     budget,
@@ -47,7 +48,6 @@ from qtool.telling.remarks import told_apart
 __all__ = ["BlockStack", "Plan", "format_options", "make_plan"]
 
 MAX_SHARD_BYTES = 5_000_000_000
-_COMPARED_BYTES = 1 << 20  # at a time, and at each end where only a sample is compared
 
 
 @dataclass(frozen=True)
@@ -229,7 +229,7 @@ def make_plan(
     counted = _counted(recipe, checkpoint, planned, active, from_stats)
     memory = budget.choose(
         counted if recipe.calibrates else None,
-        threads or shapes.usable_cores(),
+        threads or default_threads(),
         max_ram,
         partial(estimate.peak, counted),
     )

@@ -1,7 +1,6 @@
 """What the memory and the time of a run depend on: the shapes of its tensors, and how much of it is
 there at once."""
 
-import os
 import re
 from collections import defaultdict
 from collections.abc import Iterable
@@ -126,13 +125,6 @@ def attention_rows(tensors: Iterable[tuple[str, tuple[int, ...]]]) -> int:
     return sum(shape[0] for name, shape in tensors if _ATTENDING.search(name) and len(shape) == 2)
 
 
-def usable_cores() -> int:
-    """The cores this process may run on, which in a container are fewer than the machine's."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 @dataclass(frozen=True)
 class Shapes:
     """What the memory of a run depends on, beside its setting."""
@@ -144,7 +136,6 @@ class Shapes:
     hidden: int  # width of the hidden states
     vocabulary: int
     outside: int  # bytes of the largest tensor of no block
-    largest: int  # numbers in the largest tensor
     quantized: int  # numbers in the largest matrix that is quantized
     blocks: tuple[Block, ...]  # one of each kind
     grams: bool  # whether Gram matrices are measured
@@ -225,10 +216,8 @@ def shapes_of(
     handed: Handed = ALONE,
 ) -> Shapes:
     """What counts of a plan. active: the share of a block's experts that a token visits."""
-    from qtool.checkpoints import structure  # not where only the constants above are wanted
-
     inside: dict[int, list[Planned]] = defaultdict(list)
-    outside = vocabulary = quantized = largest = hidden = head = longest = stored = 0
+    outside = vocabulary = quantized = hidden = head = longest = stored = 0
     whole = back = band = width = written = 0
     matrices: list[tuple[int, ...]] = []
     floats = fours = False
@@ -236,7 +225,6 @@ def shapes_of(
         if tensor.scheme is not None and tensor.scheme.is_float:
             floats = True
             fours |= tensor.scheme.bits == 4
-        largest = max(largest, tensor.parameters)
         matrices.append(tensor.shape)
         if tensor.scheme is not None and tensor.block is None:
             head = max(head, read_back(tensor))
@@ -258,46 +246,6 @@ def shapes_of(
             vocabulary = max(vocabulary, tensor.shape[0])
             if PER_LAYER not in tensor.name and not sees(tensor.name):
                 hidden = max(hidden, tensor.shape[1])
-    blocks = set()
-    for group in inside.values():
-        inputs: dict[str, Input] = {}
-        alike: dict[str, int] = defaultdict(int)
-        widest = 0
-        attending = attention_rows((one.module, one.shape) for one in group)
-        made: list[int] = []
-        given = 0.0
-        for tensor in group:
-            if len(tensor.shape) != 2:
-                continue
-            share = active if structure.expert_of(tensor.name) is not None else None
-            if share is None:
-                widest = max(widest, *tensor.shape)
-            if tensor.scheme is not None:
-                site = structure.input_site(tensor.module)
-                alike[_NUMBER.sub("*", site)] += tensor.parameters
-                rows = fed = 0
-                if share is None:
-                    made.append(tensor.shape[0])
-                    rows, fed = tensor.shape[0], tensor.parameters
-                elif is_last(tensor.module):
-                    fed = tensor.parameters
-                    given += share * tensor.shape[0]
-                before = inputs.get(site, Input(tensor.shape[1], 0, share))
-                inputs[site] = replace(
-                    before,
-                    largest=max(before.largest, tensor.parameters),
-                    rows=max(before.rows, rows),
-                    fed=max(before.fed, fed),
-                )
-        numbers = [tensor.parameters for tensor in group]
-        folded = max(alike.values(), default=0)
-        ordered = sorted(inputs.values(), key=lambda one: (-one.width, -one.largest))
-        blocks.add(
-            Block(
-                4 * sum(numbers), max(numbers), widest, tuple(ordered), folded, attending,
-                tuple(sorted(made, reverse=True)), given,
-            )
-        )  # fmt: skip
     settings = recipe.calibration
     grams = "awq" in recipe.transform_chain or recipe.rounding == "gptq" or recipe.searches_scales
     return Shapes(
@@ -308,7 +256,6 @@ def shapes_of(
         hidden=hidden,
         vocabulary=vocabulary,
         outside=outside,
-        largest=largest,
         quantized=quantized,
         whole=whole,
         back=back,
@@ -316,7 +263,7 @@ def shapes_of(
         fours=fours,
         band=band,
         width=width,
-        blocks=tuple(blocks),
+        blocks=tuple({_block(group, active) for group in inside.values()}),
         grams=grams,
         chained=recipe.shares_scales,
         solves=recipe.rounding == "gptq",
@@ -335,6 +282,48 @@ def shapes_of(
         count=len(inside),
         slopes=slope_bytes(matrices),
     )
+
+
+def _block(group: "list[Planned]", active: float) -> Block:
+    """Of a block's tensors."""
+    from qtool.checkpoints import structure  # not where only the constants above are wanted
+
+    inputs: dict[str, Input] = {}
+    alike: dict[str, int] = defaultdict(int)
+    widest = 0
+    attending = attention_rows((one.module, one.shape) for one in group)
+    made: list[int] = []
+    given = 0.0
+    for tensor in group:
+        if len(tensor.shape) != 2:
+            continue
+        share = active if structure.expert_of(tensor.name) is not None else None
+        if share is None:
+            widest = max(widest, *tensor.shape)
+        if tensor.scheme is not None:
+            site = structure.input_site(tensor.module)
+            alike[_NUMBER.sub("*", site)] += tensor.parameters
+            rows = fed = 0
+            if share is None:
+                made.append(tensor.shape[0])
+                rows, fed = tensor.shape[0], tensor.parameters
+            elif is_last(tensor.module):
+                fed = tensor.parameters
+                given += share * tensor.shape[0]
+            before = inputs.get(site, Input(tensor.shape[1], 0, share))
+            inputs[site] = replace(
+                before,
+                largest=max(before.largest, tensor.parameters),
+                rows=max(before.rows, rows),
+                fed=max(before.fed, fed),
+            )
+    numbers = [tensor.parameters for tensor in group]
+    folded = max(alike.values(), default=0)
+    ordered = sorted(inputs.values(), key=lambda one: (-one.width, -one.largest))
+    return Block(
+        4 * sum(numbers), max(numbers), widest, tuple(ordered), folded, attending,
+        tuple(sorted(made, reverse=True)), given,
+    )  # fmt: skip
 
 
 def rows_together(rows: int) -> int:

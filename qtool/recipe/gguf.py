@@ -257,11 +257,6 @@ class GgufRecipe(NamedTable):
         return self.importance or bool(self.scaling)
 
     @property
-    def depends_on_cpu(self) -> bool:
-        """Whether bytes depend on the kind of CPU and on versions of libraries."""
-        return self.calibrates or self.rotates
-
-    @property
     def options(self) -> Options:
         """What decides about the types of tensors."""
         return Options(

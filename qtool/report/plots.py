@@ -19,11 +19,11 @@ def _logarithmic(values: Sequence[float]) -> tuple[float, float]:
     return math.floor(min(logs) * 2) / 2, math.ceil(max(logs) * 2 + 0.01) / 2
 
 
-def _log_axis(title: str, low: float, high: float) -> svg.Axis:
+def _divergences(low: float, high: float) -> svg.Axis:
     step = 1 if round((high - low) * 2) <= 8 else 2 * math.ceil((high - low) / 4)
     halves = range(round(low * 2), round(high * 2) + 1, step)
     ticks = tuple(((half / 2 - low) / (high - low), f"{10 ** (half / 2):.2g}") for half in halves)
-    return svg.Axis(title, ticks)
+    return svg.Axis("KL divergence, nats", ticks)
 
 
 def _axis(title: str, low: float, high: float, unit: float = 1.0) -> svg.Axis:
@@ -71,7 +71,7 @@ def pareto(points: Sequence[Point], *, alone: bool = False) -> Markup:
         _axis(
             *(("size, GB", left, right, 1e9) if right >= 1e10 else ("size, MB", left, right, 1e6))
         ),
-        _log_axis("KL divergence, nats", low, high),
+        _divergences(low, high),
         dots,
         sorted((dot.x, dot.y) for dot in dots if dot.strong),
         below=[f"{point.name}  {point.label}" for point in points] if alone else None,
@@ -98,7 +98,7 @@ def sweep(found: Sweep) -> Markup:
     return svg.chart(
         f"KL divergence against {found.key}",
         _axis(found.key, left, right),
-        _log_axis("KL divergence, nats", low, high),
+        _divergences(low, high),
         dots,
         [(dot.x, dot.y) for dot in dots],
         260,

@@ -22,7 +22,7 @@ from qtool.runs import layer_errors, resume
 from qtool.runs.by_rows import nearest, quantize_rows, side_by_side
 from qtool.runs.request import Request
 from qtool.runs.sink import Sink, check_values
-from qtool.scheme import Dropped, GroupQuant, Scheme
+from qtool.scheme import Dropped, Scheme
 from qtool.streaming.weights import is_view, rows_of
 from qtool.telling.progress import Progress
 from qtool.telling.summary import WEIGHTS, LayerReport
@@ -57,7 +57,7 @@ def quantize_each(
         sink.quantized(planned, quant)
         found = dequantize(quant)
         coarse = layer_errors.coarseness(weight, found, planned.action)
-        error = _norms(weight, found)
+        error = frobenius_error(weight, found)
         return LayerReport(planned.name, str(planned.action), error, WEIGHTS, coarse)
 
     units = [*range(plan.blocks.count), None]
@@ -128,13 +128,8 @@ def _pool(threads: int) -> Iterator[ThreadPoolExecutor]:
         pool.shutdown(cancel_futures=True)
 
 
-def frobenius_error(weight: NDArray[np.float32], quant: GroupQuant) -> float:
-    """Norm of W - Q over the norm of W; 0 for a zero matrix."""
-    return _norms(weight, dequantize(quant))
-
-
-def _norms(weight: NDArray[np.float32], found: NDArray[np.float32]) -> float:
-    """The same. found: Q, written over.
+def frobenius_error(weight: NDArray[np.float32], found: NDArray[np.float32]) -> float:
+    """Norm of W - Q over the norm of W; 0 for a zero matrix. found: Q, written over.
 
     numpy's own sums: those of BLAS depend on its threads, and the number goes into the card.
     """

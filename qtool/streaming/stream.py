@@ -186,8 +186,3 @@ class LoadedBlock:
             if isinstance(one, RowsOf)
         ]
         return (*shapes, *rows)
-
-    @property
-    def nbytes(self) -> int:
-        """Memory of its parameters."""
-        return sum(p.numel() * p.element_size() for p in self.module.parameters())

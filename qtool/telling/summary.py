@@ -157,8 +157,3 @@ def peak_rss_bytes() -> int:
         return int(next(line for line in lines if line.startswith("VmHWM:")).split()[1]) * 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
-
-
-def size_of(folder: Path) -> int:
-    """Bytes of the tensor files in an artifact."""
-    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))

@@ -121,11 +121,6 @@ class Rotated(View):
             return self.original.stretch(self._origin(name), start, stop)
         return self._stretch_of_part(name, start, stop)
 
-    def array(self, name: str) -> NDArray[Any]:
-        """A tensor in its numpy dtype; BF16 as uint16."""
-        info = self.tensors[self._known(name)]
-        return st.as_array(self.raw(name), info.dtype, info.shape)
-
     def float32(self, name: str) -> NDArray[np.float32]:
         """A float tensor as float32, of its own shape."""
         if self._as_it_is(name):

@@ -90,14 +90,12 @@ def _product(matrix: Reals, columns: Reals) -> Reals:
     return found
 
 
-def make(kind: str, size: int, seed: tuple[int, ...], *, fix_ones: bool = False) -> Rotation:
+def make(kind: str, size: int, seed: tuple[int, ...]) -> Rotation:
     """The rotation of a seed. Where a size has no Hadamard matrix, a random orthogonal one."""
     rng = np.random.default_rng(seed)
     if kind == "hadamard" and hadamard.odd_factor(size) is not None:
-        rotation = Rotation(size, "hadamard", signs=rng.choice(np.array([-1.0, 1.0]), size))
-    else:
-        rotation = Rotation(size, "random", matrix=_random(size, rng))
-    return fixing_ones(rotation) if fix_ones else rotation
+        return Rotation(size, "hadamard", signs=rng.choice(np.array([-1.0, 1.0]), size))
+    return Rotation(size, "random", matrix=_random(size, rng))
 
 
 def sylvester(size: int) -> Rotation:

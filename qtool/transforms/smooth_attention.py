@@ -199,7 +199,7 @@ def find_pair(block: LoadedBlock, found: BlockSites, stream: Stream) -> Pair | s
         side = next(
             (
                 (rows, count)
-                for rows, count in _proposals(block, found, heads, head_dim)
+                for rows, count in _proposals(found, heads, head_dim)
                 if _makes(block, rows, place, before, count, hidden, call)
             ),
             None,
@@ -241,9 +241,7 @@ def largest_keys(block: LoadedBlock, stream: Stream, pair: Pair, workers: Worker
     return largest
 
 
-def _proposals(
-    block: LoadedBlock, found: BlockSites, heads: int, head_dim: int
-) -> Iterator[tuple[Rows, int]]:
+def _proposals(found: BlockSites, heads: int, head_dim: int) -> Iterator[tuple[Rows, int]]:
     """Rows that may make `heads` heads, or fewer that are repeated, with their number of heads."""
     for linear in found.linears:
         for reader in linear.readers:

@@ -20,7 +20,7 @@ import torch
 
 from qtool import native_gguf
 from qtool.gguf.gptq.levels import levels, put_codes
-from qtool.gguf_types import block_type
+from qtool.gguf_types import BY_NAME
 from qtool.native import gptq_sweep, gptq_sweep_levels
 from qtool.native import library as native
 
@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--isa", nargs="+", default=[native.selected()])
     parser.add_argument("--bar", type=float, default=1.5)
-    parser.add_argument("--type", type=block_type, default=None)
+    parser.add_argument("--type", choices=BY_NAME)
     options = parser.parse_args()
     generator = torch.Generator().manual_seed(1)
     weight = torch.randn(SIZE, SIZE, generator=generator)
@@ -50,7 +50,7 @@ def main() -> None:
     root = torch.linalg.cholesky(torch.linalg.inv(gram.double()), upper=True)
     factor = np.ascontiguousarray(root.float().numpy())
     matrix = weight.numpy()
-    block = options.type
+    block = BY_NAME.get(options.type)
     if block is not None:
         blocks = native_gguf.encode(matrix, block, np.ones(SIZE, np.float32))
         fixed = levels(blocks, block, SIZE)

@@ -15,8 +15,8 @@ from qtool.cuda import float_tasks, tasks
 from qtool.formats import awq, gptq
 from qtool.formats.facts import Options
 from qtool.gguf_types import BY_NAME, BlockType
-from qtool.native import stored
 from qtool.native.floats8 import dequantize_bytes, dequantize_fp4
+from qtool.scheme import GroupQuant
 from support.cuda.cuda_emulation import Emulator, emulator, placed, room
 from support.kernels import packed_definitions as define
 from support.kernels import packed_words
@@ -71,18 +71,19 @@ def test_scales_in_half_precision(emulator: Emulator, dtype: str) -> None:
 
 
 def same_in_all(
-    emulator: Emulator, make: Any, function: Any, tensors: list[Any], shape: Any, **options: Any
+    emulator: Emulator, make: Any, quant: GroupQuant, tensors: list[Any], **options: Any
 ) -> None:
-    """A task of stored tensors against the CPU's function of the same tensors."""
+    """A task of a matrix's stored tensors, in every dtype, against the definition."""
+    exact = np.ascontiguousarray(quant.dequantize())
     here = [placed(t) if isinstance(t, np.ndarray) else t for t in tensors]
     placed_options = {
         name: placed(value) if isinstance(value, np.ndarray) else value
         for name, value in options.items()
     }
     for dtype, kind in DTYPES.items():
-        out = room(shape, kind)
+        out = room(quant.shape, kind)
         found = emulator.run(make(*here, out=out, **placed_options), out)
-        define.same(found, function(*tensors, dtype=dtype, **options), dtype)
+        define.same(found, define.stored(exact, dtype), dtype)
 
 
 @pytest.mark.parametrize("size", [32, 64, 128, -1])
@@ -92,9 +93,8 @@ def test_awq(emulator: Emulator, layout: str, size: int) -> None:
         quant = random_quant(4, shape, size)
         packed = awq.pack("m", quant, Options(layout))
         zeros = packed.get("m.qzeros", packed.get("m.scaled_zeros"))
-        name = {"gemm": "awq_gemm", "gemv": "awq_gemv"}.get(layout, "awq_gemv_fast")
-        tensors = [packed["m.qweight"], zeros, packed["m.scales"], size]
-        same_in_all(emulator, getattr(tasks, name), getattr(stored, name), tensors, shape)
+        make = {"gemm": tasks.awq_gemm, "gemv": tasks.awq_gemv}.get(layout, tasks.awq_gemv_fast)
+        same_in_all(emulator, make, quant, [packed["m.qweight"], zeros, packed["m.scales"], size])
 
 
 @pytest.mark.parametrize("ordered", [False, True])
@@ -107,7 +107,7 @@ def test_gptq(emulator: Emulator, bits: int, version: int, ordered: bool) -> Non
         tensors = [packed["m.qweight"], packed["m.qzeros"], packed["m.scales"], bits, 64]
         g_idx = packed["m.g_idx"] if ordered else None
         options = {"version": version, "g_idx": g_idx}
-        same_in_all(emulator, tasks.gptq, stored.gptq, tensors, shape, **options)
+        same_in_all(emulator, tasks.gptq, quant, tensors, **options)
 
 
 def test_zeros_of_version_one_wrap_in_their_own_field(emulator: Emulator) -> None:
@@ -131,7 +131,7 @@ def test_pack_quantized(emulator: Emulator, bits: int, symmetric: bool, padded: 
         zero_point = np.ascontiguousarray(across.T)
     tensors = [words_of(quant.codes, bits, padded), quant.scale, shape, bits, 32]
     options = {"zero_point": zero_point, "g_idx": quant.g_idx}
-    same_in_all(emulator, tasks.pack_quantized, stored.pack_quantized, tensors, shape, **options)
+    same_in_all(emulator, tasks.pack_quantized, quant, tensors, **options)
 
 
 @pytest.mark.parametrize("kind", packed_words.KINDS)

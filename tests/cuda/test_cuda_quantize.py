@@ -25,7 +25,7 @@ from support.methods.sweep_reference import problem, static_grid, sweep_referenc
 __all__ = ["device", "emulator"]
 
 Floats = NDArray[np.float32]
-SEARCH = native.RangeSearch(grid.CLIP_RATIOS)
+SEARCH = native.RangeSearch()
 
 
 def weights(rows: int, columns: int) -> Floats:

@@ -83,7 +83,5 @@ def test_a_gguf_file_is_refused(tmp_path: Path, call: Call) -> None:
 def fitted(model: Path, out: Path, bits: float, *sets: str) -> Fitted:
     recipe = load("w4g128-gptq", sets)
     settings = recipe.calibration.model_copy(update={"samples": 4, "length": 64})
-    request = FitRequest(
-        str(model), model, recipe, settings, out, None, bits, "4,8", None, threads=2
-    )
+    request = FitRequest(model, recipe, settings, out, None, bits, "4,8", None, threads=2)
     return fit(request, Progress(quiet=True))

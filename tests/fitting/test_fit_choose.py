@@ -44,7 +44,7 @@ def ways() -> Ways:
 def request(**asked: Any) -> FitRequest:
     nothing = cast(Any, np.nan)  # what is not looked at
     return replace(
-        FitRequest("m", Path("m"), load("w4g64-mlx-rtn"), nothing, Path("r.yaml"), None, None, None,
+        FitRequest(Path("m"), load("w4g64-mlx-rtn"), nothing, Path("r.yaml"), None, None, None,
                    None, 1), **asked,
     )  # fmt: skip
 

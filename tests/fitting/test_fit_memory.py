@@ -28,7 +28,7 @@ def shapes(width: int, experts: int = 0) -> Shapes:
     block = Block(4 * 12 * width**2, 4 * width**2, 4 * width, inputs)
     return Shapes(
         calibrates=True, tokens=0, length=0, batch=0, hidden=width, vocabulary=1000,
-        outside=2000 * width, largest=0, quantized=0, blocks=(block,), grams=False, chained=False,
+        outside=2000 * width, quantized=0, blocks=(block,), grams=False, chained=False,
         solves=False, count=1,
     )  # fmt: skip
 

@@ -14,7 +14,7 @@ from qtool.formats.safetensors_header import TensorInfo
 from qtool.gguf.from_hf.expert_rows import biases, packed_rows
 from qtool.gguf.from_hf.source import hf_source
 from qtool.gguf.source import SourceTensor, as_floats
-from qtool.gguf_types import block_type
+from qtool.gguf_types import BY_NAME
 from qtool.quantizing.calibrate import calibrate, opened
 from qtool.quantizing.gguf.quantize import run_gguf
 from qtool.recipe.recipe import Calibration, load
@@ -66,7 +66,7 @@ def test_plain_experts_are_quantized(tmp_path: Path) -> None:
     file = gguf_from_hf.write(folder, tmp_path / "model.gguf", "q8_0")
     tensor = tensors_of(folder)["blk.1.ffn_up_exps.weight"]
     values = as_floats(tensor, tensor.read(0, tensor.rows))
-    wanted = native_gguf.encode(values, block_type("Q8_0"))
+    wanted = native_gguf.encode(values, BY_NAME["Q8_0"])
     assert np.array_equal(gguf_from_hf.raw(file, tensor.name), wanted)
 
 

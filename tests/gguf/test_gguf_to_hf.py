@@ -20,7 +20,7 @@ from qtool.gguf.source import GgufSource, SourceTensor, as_floats
 from qtool.gguf.to_hf.keys import OF_SIGHT
 from qtool.gguf.to_hf.model import hf_model
 from qtool.gguf.to_hf.weights import gguf_weights
-from qtool.gguf_types import F32, block_type
+from qtool.gguf_types import BY_NAME, F32
 from qtool.native import floats
 from qtool.telling.progress import Progress
 from support.gguf import gguf_models
@@ -161,7 +161,7 @@ def test_every_key_of_the_table_is_put_back() -> None:
 
 def quantized(source: GgufSource, name: str, kind: str) -> GgufSource:
     """The source with one matrix as llama-quantize would store it."""
-    block = block_type(kind)
+    block = BY_NAME[kind.upper()]
 
     def change(tensor: SourceTensor) -> SourceTensor:
         if tensor.name != name:

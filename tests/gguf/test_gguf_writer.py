@@ -13,7 +13,7 @@ import pytest
 
 from qtool.errors import FormatError, UnsupportedError
 from qtool.formats.gguf_file import GgufFile
-from qtool.formats.gguf_values import Kind, Value, array, boolean, f32, i32, string, strings, u32
+from qtool.formats.gguf_values import Kind, Value, array, boolean, f32, string, strings, u32
 from qtool.formats.gguf_writer import GgufWriter, TensorSpec, lay_out
 from qtool.gguf_types import BY_NAME, F16, F32
 from qtool.workspaces import staging
@@ -24,7 +24,7 @@ METADATA = {
     "general.architecture": string("llama"),
     "text": string("é漢字\n"),
     "count": u32(4_000_000_000),
-    "small": i32(-5),
+    "small": Value(Kind.INT32, -5),
     "share": f32(0.1),
     "yes": boolean(True),
     "long": Value(Kind.UINT64, 1 << 63),
@@ -149,7 +149,7 @@ def test_rows_that_do_not_fit(descriptor: int) -> None:
 def test_alignment(descriptor: int) -> None:
     layout = lay_out({"general.alignment": u32(128)}, SPECS)
     assert all(start % 128 == 0 for start in layout.starts) and layout.size % 128 == 0
-    for wrong in (u32(0), u32(48), i32(32)):
+    for wrong in (u32(0), u32(48), Value(Kind.INT32, 32)):
         with pytest.raises(FormatError, match="power of two"):
             lay_out({"general.alignment": wrong}, SPECS)
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from qtool import native, native_gguf
 from qtool.errors import FormatError
-from qtool.gguf_types import BY_NAME, BlockType, block_type
+from qtool.gguf_types import BY_NAME, BlockType
 from support.kernels import gguf_definitions
 from support.kernels.isas import isa_restored
 from support.kernels.random_matrices import random_blocks
@@ -149,5 +149,3 @@ def test_refusals() -> None:
         native_gguf.dequantize(np.zeros((1, 143), np.uint8), block, 256)
     with pytest.raises(ValueError, match="dtype is 'float64'"):
         native_gguf.dequantize(np.zeros((1, 144), np.uint8), block, 256, "float64")
-    with pytest.raises(FormatError, match="'Q9_K' is not a block type of GGUF"):
-        block_type("Q9_K")

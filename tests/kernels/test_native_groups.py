@@ -1,12 +1,13 @@
-"""Rounding group by group in C against the numpy arithmetic of qtool.grid and plain loops."""
+"""Rounding group by group in C against the equations of qtool.grid in numpy and plain loops."""
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from qtool import grid, native
-from qtool.scheme import GroupQuant, Scheme
+from qtool import native
+from qtool.scheme import Scheme
 from support.kernels.isas import isa_restored
+from support.methods import integer_grids
 
 __all__ = ["isa_restored"]
 
@@ -36,7 +37,7 @@ def test_round_to_nearest_equals_numpy(
 ) -> None:
     w = weights(rows, columns)
     scheme = Scheme(bits, group_size, symmetric)
-    expected = grid.fit(w, scheme)
+    expected = integer_grids.rounded(w, integer_grids.fit(w, scheme), scheme)
     found = native.quantize_groups(
         w,
         bits=bits,
@@ -47,9 +48,8 @@ def test_round_to_nearest_equals_numpy(
     )
     np.testing.assert_array_equal(found.scale, expected.scale)
     np.testing.assert_array_equal(found.zero, expected.zero)
-    np.testing.assert_array_equal(found.codes, grid.round_codes(w, expected, scheme))
-    whole = GroupQuant(scheme, found.codes, expected.scale, expected.zero)
-    np.testing.assert_array_equal(found.dequantized, whole.dequantize())
+    np.testing.assert_array_equal(found.codes, expected.codes)
+    np.testing.assert_array_equal(found.dequantized, expected.dequantize())
 
 
 def test_given_scales_only_round() -> None:
@@ -78,18 +78,22 @@ def test_importance_search_finds_the_least_error(symmetric: bool) -> None:
         importance=importance,
         dequantize=True,
     )
-    best = grid.fit_clipped(w, scheme, importance)
-    assert np.mean((best.scale == found.scale) & (best.zero == found.zero)) > 0.97
 
     def error(dequantized: Floats) -> NDArray[np.float64]:
         squares = (w.astype(np.float64) - dequantized) ** 2 * importance
         return squares.reshape(40, 3, 32).sum(-1)
 
     assert found.dequantized is not None
-    expected = error(grid.snap(w, best, scheme))
+    grids = integer_grids.clipped(w, scheme)
+    tried = np.stack([error(integer_grids.rounded(w, g, scheme).dequantize()) for g in grids])
+    best = np.argmin(tried, axis=0)[None]
+    scale, zero = (
+        np.take_along_axis(np.stack(one), best, 0)[0] for one in zip(*grids, strict=True)
+    )
+    assert np.mean((scale == found.scale) & (zero == found.zero)) > 0.97
+    expected = tried.min(axis=0)
     np.testing.assert_allclose(error(found.dequantized), expected, rtol=1e-5)
-    plain = error(grid.snap(w, grid.fit(w, scheme), scheme))
-    assert np.mean(expected < plain) > 0.5
+    assert np.mean(expected < tried[0]) > 0.5
 
 
 @pytest.mark.parametrize(("columns", "group_size"), [(96, 32), (80, 32), (45, -1)])
@@ -107,12 +111,9 @@ def test_gram_search_finds_the_least_output_error(columns: int, group_size: int)
     search = native.RangeSearch()
     options = {"bits": 3, "group_size": group_size, "symmetric": False, "dequantize": True}
     found = native.quantize_groups(w, search=search, gram=blocks, **options)  # type: ignore[arg-type]
-    trials = []
-    for ratio in search.ratios:
-        scheme = Scheme(3, group_size, False)
-        low, high = grid.ranges(grid.in_groups(w, size))
-        g = grid.from_range(low * np.float32(ratio), high * np.float32(ratio), scheme)
-        trials.append(output_error(w, grid.snap(w, g, scheme), blocks, size))
+    scheme = Scheme(3, group_size, False)
+    tried = (integer_grids.rounded(w, g, scheme) for g in integer_grids.clipped(w, scheme))
+    trials = [output_error(w, quant.dequantize(), blocks, size) for quant in tried]
     assert found.dequantized is not None
     least = np.min(trials, axis=0)
     np.testing.assert_allclose(output_error(w, found.dequantized, blocks, size), least, rtol=1e-4)

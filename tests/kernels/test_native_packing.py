@@ -7,6 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from qtool import native
+from support.kernels import packed_definitions as define
 
 Codes = NDArray[np.uint8]
 
@@ -110,6 +111,17 @@ def test_threads_write_the_same_words(threads: int, layout: str) -> None:
     np.testing.assert_array_equal(words, words_by_definition(codes, 4, layout))
     np.testing.assert_array_equal(
         native.unpack(words, (328, 150), 4, layout, threads=threads), codes
+    )
+
+
+@pytest.mark.parametrize("layout", ["padded", "strips"])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_threads_pack_the_same_words(layout: str, threads: int) -> None:
+    codes = np.random.default_rng(0).integers(0, 16, (200, 192), dtype=np.uint8)
+    words = native.pack(codes, 4, layout, threads=threads)
+    np.testing.assert_array_equal(define.codes(words, codes.shape, 4, layout), codes)
+    np.testing.assert_array_equal(
+        native.unpack(words, codes.shape, 4, layout, threads=threads), codes
     )
 
 

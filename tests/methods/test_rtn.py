@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from qtool import grid
 from qtool.errors import UnsupportedError
 from qtool.methods import rtn
 from qtool.scheme import GroupQuant, Scheme
+from support.methods import integer_grids
 
 PLAIN = rtn.Options()
 CLIP = rtn.Options(clip=True)
@@ -109,20 +109,7 @@ def test_clip_is_the_best_ratio_of_each_group(symmetric: bool) -> None:
         squares = (candidate.dequantize().astype(np.float64) - weight) ** 2 * np.diag(gram)
         return np.asarray(squares.reshape(9, 4, 16).sum(-1))
 
-    grouped = grid.in_groups(weight, 16)
-    low, high = grid.ranges(grouped)
-    best = np.full((9, 4), np.inf)
-    for ratio in grid.CLIP_RATIOS:
-        fitted = grid.from_range(low * np.float32(ratio), high * np.float32(ratio), scheme)
-        codes = grid.round_codes(weight, fitted, scheme)
-        best = np.minimum(best, error(GroupQuant(scheme, codes, fitted.scale, fitted.zero)))
+    grids = integer_grids.clipped(weight, scheme)
+    best = np.min([error(integer_grids.rounded(weight, g, scheme)) for g in grids], axis=0)
     assert np.allclose(error(quant), best, rtol=1e-5)
     assert (error(quant) < error(quantized(weight, scheme)) * 0.9).any()
-
-
-def test_snap_is_dequantize() -> None:
-    weight = np.random.default_rng(2).normal(size=(5, 40)).astype(np.float32)
-    scheme = Scheme(4, 16, False)
-    quant = quantized(weight, scheme)
-    snapped = grid.snap(weight, grid.Grid(quant.scale.astype(np.float16), quant.zero), scheme)
-    assert np.allclose(snapped, quant.dequantize(), atol=1e-6)

@@ -110,7 +110,7 @@ def wide_experts(hidden: int) -> tuple[Shapes, Block]:
     inputs = (Input(hidden, 0, 0.5), Input(64, 0, 0.5, fed=64 * hidden))
     block = Block(0, 0, 64, inputs, given=hidden)
     return Shapes(
-        True, 1, 1, 1, hidden, 0, 0, 0, 0, (block,), grams=True, chained=False, solves=True,
+        True, 1, 1, 1, hidden, 0, 0, 0, (block,), grams=True, chained=False, solves=True,
         fed_back=1,
     ), block  # fmt: skip
 

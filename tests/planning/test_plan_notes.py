@@ -227,8 +227,8 @@ def test_estimates_count_the_proof_of_a_rotation(tmp_path: Path) -> None:
 def test_estimates_are_for_the_cores_a_run_may_use(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("qtool.planning.shapes.os.cpu_count", lambda: 256)
-    affinity = "qtool.planning.shapes.os.sched_getaffinity"
+    monkeypatch.setattr("qtool.native.library.os.cpu_count", lambda: 256)
+    affinity = "qtool.native.library.os.sched_getaffinity"
     monkeypatch.setattr(affinity, lambda _: {3}, raising=False)
     one = plan_of(tmp_path, header_files.llama(layers=8), "w4g128-gptq")
     monkeypatch.setattr(affinity, lambda _: {3, 4}, raising=False)

@@ -126,10 +126,10 @@ def test_another_matrix_is_no_fold() -> None:
 @pytest.mark.parametrize("name", ["Q4_0", "Q8_0", "Q4_K", "Q6_K", "IQ4_NL", "MXFP4", "TQ2_0"])
 def test_the_usual_errors_of_gguf_types(name: str) -> None:
     from qtool import native_gguf
-    from qtool.gguf_types import block_type
+    from qtool.gguf_types import BY_NAME
 
     weight = normal(16, 4096)
-    stored = native_gguf.encode(weight, block_type(name))
-    back = native_gguf.dequantize(stored, block_type(name), 4096)
+    stored = native_gguf.encode(weight, BY_NAME[name])
+    back = native_gguf.dequantize(stored, BY_NAME[name], 4096)
     error = float(np.sqrt(np.square(weight - back).sum() / np.square(weight).sum()))
     assert error == pytest.approx(TYPICAL[name], rel=0.1)

@@ -15,7 +15,7 @@ from qtool.gguf.architectures.keys import Key
 from qtool.gguf.architectures.kimi_linear import DELTA_NETS, NAMES, key_heads
 from qtool.gguf.architectures.latent_attention import KEYS as LATENT_KEYS
 from qtool.gguf.architectures.latent_attention import LATENT_ATTENTION_OF_ONE
-from qtool.gguf.architectures.linear_attention import is_linear
+from qtool.gguf.architectures.linear_attention import has_attention, is_linear
 from qtool.gguf.architectures.modules import (
     BLOCK,
     OUTER,
@@ -54,10 +54,6 @@ def _settle(config: dict[str, Any]) -> dict[str, Any]:
     return config
 
 
-def _has_attention(config: Config, b: int) -> bool:
-    return not is_linear(config, b)
-
-
 _AT = BLOCK + "attention."
 _HEADS = "heads of delta nets"
 
@@ -87,7 +83,7 @@ _MODULES = (
         Module(_AT + "net.g_proj", within=_AT + "g_proj", called="ssm_g_a",
                shape=(_HEADS, "width")),
     )),
-    *in_blocks(_has_attention, (
+    *in_blocks(has_attention, (
         *(replace(_called(module), called=called) for module, called in zip(
             LATENT_ATTENTION_OF_ONE,
             ("attn_q", "attn_kv_a_mqa", "attn_kv_a_norm", "attn_k_b", "attn_v_b", "attn_output"),

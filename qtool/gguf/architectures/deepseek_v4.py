@@ -19,7 +19,7 @@ from qtool.checkpoints.hf_config import BY_BLOCK, Config, count, number, whole_n
 from qtool.errors import SourceError
 from qtool.formats.gguf_values import Kind, Value, array, u32
 from qtool.gguf.architectures import limits, sparse_keys
-from qtool.gguf.architectures.hy_v4 import bound, bounded
+from qtool.gguf.architectures.hy_v4 import BOUND, bounded
 from qtool.gguf.architectures.indexed import INDEXER_COUNTS, whole_turns
 from qtool.gguf.architectures.keys import MOE, Key
 from qtool.gguf.architectures.modules import ENDS, Module, before, in_blocks, since
@@ -198,8 +198,8 @@ _KEYS = with_own(
     Key("rope.dimension_count", "qk_rope_head_dim"),
     Key("attention.q_lora_rank", "q_lora_rank"),
     Key("attention.sliding_window", "sliding_window"),
-    bound("swiglu_limit"),
-    replace(bound("swiglu_limit"), name="swiglu_clamp_shexp"),
+    BOUND,
+    replace(BOUND, name="swiglu_clamp_shexp"),
     *INDEXER_COUNTS,
     Key("attention.output_group_count", "o_groups"),
     Key("attention.output_lora_rank", "o_lora_rank"),

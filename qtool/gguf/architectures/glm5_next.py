@@ -14,12 +14,12 @@ from typing import Any
 from qtool.checkpoints.hf_config import Config, count, layer_types
 from qtool.formats.gguf_values import Value, boolean, f32, u32
 from qtool.gguf.architectures import limits, sparse_keys
-from qtool.gguf.architectures.hy_v4 import bound, bounded, streams
+from qtool.gguf.architectures.hy_v4 import BOUND, bounded, streams
 from qtool.gguf.architectures.indexed import INDEXER, INDEXER_KEYS, is_full
 from qtool.gguf.architectures.keys import MOE, VOCABULARY, Key
 from qtool.gguf.architectures.kimi_linear import DELTA_NETS, flattened, key_heads, own_heads
-from qtool.gguf.architectures.latent_attention import LATENT_ATTENTION_OF_QUERIES
-from qtool.gguf.architectures.linear_attention import is_linear
+from qtool.gguf.architectures.latent_attention import LATENT_ATTENTION_OF_QUERIES, latents
+from qtool.gguf.architectures.linear_attention import has_attention
 from qtool.gguf.architectures.modules import BLOCK, OUTER, TWO_NORMS, Module, block, in_blocks
 from qtool.gguf.architectures.row import OWN_HEADS, Architecture
 from qtool.gguf.architectures.sparse import CHOICE_BIAS, LATER_EXPERTS
@@ -39,12 +39,8 @@ def _settle(config: dict[str, Any]) -> dict[str, Any]:
     return config
 
 
-def _has_attention(config: Config, b: int) -> bool:
-    return not is_linear(config, b)
-
-
 def _has_indexer(config: Config, b: int) -> bool:
-    return _has_attention(config, b) and is_full(config, b)
+    return has_attention(config, b) and is_full(config, b)
 
 
 _AT = BLOCK + "self_attn.indexer.index_kpool_compress_"
@@ -60,7 +56,7 @@ _MODULES = (
     *block(*TWO_NORMS),
     *(replace(m, shape=("number of delta nets",)) if m.called == "ssm_a" else m
       for m in DELTA_NETS),
-    *in_blocks(_has_attention, LATENT_ATTENTION_OF_QUERIES),
+    *in_blocks(has_attention, LATENT_ATTENTION_OF_QUERIES),
     *in_blocks(_has_indexer, _INDEXER),
     *streams(BLOCK + "hc_attn", BLOCK + "attn_hc", "hc_attn", mixed=True),
     *streams(BLOCK + "hc_ffn", BLOCK + "ffn_hc", "hc_ffn", mixed=True),
@@ -79,10 +75,6 @@ def _whole_head(config: Config) -> Value:
     return u32(count(config, "qk_nope_head_dim"))
 
 
-def _latents(config: Config) -> Value:
-    return u32(count(config, "kv_lora_rank"))
-
-
 def _known(config: Config) -> str | None:
     for name, expected in (("hc_mult", _STREAMS), ("qk_rope_head_dim", 0), ("mhc", True)):
         if config.get(name, expected) != expected:
@@ -90,7 +82,7 @@ def _known(config: Config) -> str | None:
     if count(config, "index_kpool") == 1:
         return "index_kpool is 1, and it takes pools of several tokens"
     blocks = range(count(config, "num_hidden_layers"))
-    attending = [b for b in blocks if _has_attention(config, b)]
+    attending = [b for b in blocks if has_attention(config, b)]
     if attending and not is_full(config, attending[0]):
         return "the first indexer is shared, and there is none before it to share with"
     return None
@@ -114,8 +106,8 @@ _KEYS = with_own(
     Key("attention.q_lora_rank", "q_lora_rank"),
     Key("attention.kv_lora_rank", "kv_lora_rank"),
     Key("rope.dimension_count", "", lambda _: u32(0)),
-    Key("attention.key_length", "", _latents),
-    Key("attention.value_length", "", _latents),
+    Key("attention.key_length", "", latents),
+    Key("attention.value_length", "", latents),
     Key("attention.key_length_mla", "", _whole_head),
     Key("attention.value_length_mla", "v_head_dim"),
     *INDEXER_KEYS,
@@ -125,8 +117,8 @@ _KEYS = with_own(
     Key("hyper_connection.count", "hc_mult"),
     Key("hyper_connection.sinkhorn_iterations", "hc_sinkhorn_iters"),
     Key("hyper_connection.epsilon", "hc_eps", real=True),
-    bound("swiglu_limit"),
-    replace(bound("swiglu_limit"), name="swiglu_clamp_shexp"),
+    BOUND,
+    replace(BOUND, name="swiglu_clamp_shexp"),
 )  # fmt: skip
 
 GLM5_NEXT: dict[str, Architecture] = {

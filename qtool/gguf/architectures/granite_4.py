@@ -33,7 +33,7 @@ from qtool.gguf.architectures.state_spaces import (
     sized,
     state_space,
 )
-from qtool.gguf.from_hf.row_maps import RowMap, Rows
+from qtool.gguf.from_hf.row_maps import some_rows
 
 
 def only_attends(config: Config) -> bool:
@@ -42,11 +42,7 @@ def only_attends(config: Config) -> bool:
 
 def _half(config: Config, module: Module, part: int) -> Module:
     inner = count(config, "shared_intermediate_size")
-
-    def forward(rows: Rows, groups: int, total: int) -> Rows:
-        return rows + part * inner
-
-    rows = RowMap(forward, forward, "shared_intermediate_size", taken=(2 * inner, inner))
+    rows = some_rows(part * inner, (part + 1) * inner, 2 * inner, "shared_intermediate_size")
     return replace(module, rows=rows)
 
 

@@ -18,7 +18,7 @@ from qtool.gguf.architectures.modules import OUTER, Module
 from qtool.gguf.architectures.row import Architecture
 from qtool.gguf.architectures.sizes import SIZES
 from qtool.gguf.architectures.sparse_keys import with_own
-from qtool.gguf.from_hf.row_maps import RowMap, Rows
+from qtool.gguf.from_hf.row_maps import some_rows
 
 _PER_STACK = "num_layers_per_stack"
 
@@ -28,15 +28,9 @@ def _part(which: int, parts: int, size: str) -> Callable[[Module, Config], Modul
 
     def fit(module: Module, config: Config) -> Module:
         height = SIZES[size](config)
-
-        def forward(rows: Rows, groups: int, total: int) -> Rows:
-            return rows + which * height
-
-        def inverse(rows: Rows, groups: int, total: int) -> Rows:
-            return rows - which * height
-
-        taken = (parts * height, height)
-        return replace(module, rows=RowMap(forward, inverse, "num_attention_heads", taken=taken))
+        first, last = which * height, (which + 1) * height
+        rows = some_rows(first, last, parts * height, "num_attention_heads")
+        return replace(module, rows=rows)
 
     return fit
 

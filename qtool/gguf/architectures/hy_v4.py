@@ -107,14 +107,13 @@ def _unless_one(setting: str) -> Key:
     ))  # fmt: skip
 
 
-def bound(setting: str) -> Key:
-    """How large what goes through an expert's gate may become, for each block."""
+def _bounds(config: Config) -> Value:
+    blocks = count(config, "num_hidden_layers")
+    return array(Kind.FLOAT32, [float(np.float32(number(config, "swiglu_limit")))] * blocks)
 
-    def make(config: Config) -> Value:
-        blocks = count(config, "num_hidden_layers")
-        return array(Kind.FLOAT32, [float(np.float32(number(config, setting)))] * blocks)
 
-    return Key("swiglu_clamp_exp", setting, make, listed=True)
+# How large what goes through an expert's gate may become, for each block.
+BOUND = Key("swiglu_clamp_exp", "swiglu_limit", _bounds, listed=True)
 
 
 def bounded(config: Config) -> str | None:
@@ -145,7 +144,7 @@ _KEYS = with_own(
     _unless_one("topk_group"),
     gating(SIGMOID),
     sparse_keys.LEADING,
-    bound("swiglu_limit"),
+    BOUND,
     Key("hyper_connection.count", "hc_mult"),
     Key("hyper_connection.epsilon", "hc_eps", real=True),
     Key("hyper_connection.magnitude", "hc_magnitude", real=True),

@@ -14,7 +14,7 @@ from qtool.gguf.architectures import limits, sparse_keys
 from qtool.gguf.architectures.keys import BASE, VOCABULARY, Key
 from qtool.gguf.architectures.latent_attention import KEYS as LATENT_KEYS
 from qtool.gguf.architectures.latent_attention import LATENT_ATTENTION_OF_ONE
-from qtool.gguf.architectures.linear_attention import BARE, is_linear
+from qtool.gguf.architectures.linear_attention import BARE, has_attention, is_linear
 from qtool.gguf.architectures.modules import (
     BLOCK,
     MLP,
@@ -65,10 +65,6 @@ def _settle(config: dict[str, Any]) -> dict[str, Any]:
     return config
 
 
-def _has_attention(config: Config, b: int) -> bool:
-    return not is_linear(config, b)
-
-
 _AT = BLOCK + "self_attn."
 _HEADS, _LEADING = "heads of delta nets", "first_k_dense_replace"
 
@@ -112,7 +108,7 @@ _MODULES = (
     *OUTER,
     *block(*TWO_NORMS),
     *DELTA_NETS,
-    *in_blocks(_has_attention, LATENT_ATTENTION_OF_ONE),
+    *in_blocks(has_attention, LATENT_ATTENTION_OF_ONE),
     # transformers saves these as if they were among the experts.
     *in_blocks(before(_LEADING), tuple(
         replace(module, also=(module.name.replace("mlp", "block_sparse_moe"),))

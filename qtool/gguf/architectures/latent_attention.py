@@ -105,7 +105,7 @@ def scores(function: int) -> Key:
     return Key("expert_gating_func", "", make)
 
 
-def _latents(config: Config) -> Value:
+def latents(config: Config) -> Value:
     return u32(count(config, "kv_lora_rank"))
 
 
@@ -113,7 +113,7 @@ def _latents_and_rotated(config: Config) -> Value:
     return u32(count(config, "kv_lora_rank") + count(config, "qk_rope_head_dim"))
 
 
-def _head(config: Config) -> Value:
+def whole_head(config: Config) -> Value:
     return u32(count(config, "qk_nope_head_dim") + count(config, "qk_rope_head_dim"))
 
 
@@ -139,8 +139,8 @@ KEYS = with_own(
     )),
     Key("attention.kv_lora_rank", "kv_lora_rank"),
     Key("attention.key_length", "", _latents_and_rotated),
-    Key("attention.value_length", "", _latents),
-    Key("attention.key_length_mla", "", _head),
+    Key("attention.value_length", "", latents),
+    Key("attention.key_length_mla", "", whole_head),
     Key("attention.value_length_mla", "v_head_dim"),
     Key("rope.dimension_count", "qk_rope_head_dim"),
     Key("rope.scaling.yarn_log_multiplier", "rope_parameters", _slower),

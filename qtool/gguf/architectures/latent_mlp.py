@@ -10,7 +10,13 @@ from qtool.checkpoints.hf_config import WIDTH_BY_HEADS, Config, count, plain_hea
 from qtool.formats.gguf_values import Value, u32
 from qtool.gguf.architectures import keys, limits
 from qtool.gguf.architectures.keys import Key
-from qtool.gguf.architectures.latent_attention import DEFAULTS, KEYS, LATENT_HEADS, REFUSE
+from qtool.gguf.architectures.latent_attention import (
+    DEFAULTS,
+    KEYS,
+    LATENT_HEADS,
+    REFUSE,
+    whole_head,
+)
 from qtool.gguf.architectures.modules import BLOCK, MLP, OUTER, TWO_NORMS, Module, block
 from qtool.gguf.architectures.row import OWN_HEADS, Architecture
 from qtool.gguf.architectures.sparse_keys import with_own
@@ -28,10 +34,6 @@ def _all_blocks(config: Config) -> Value:
 
 def _inner(config: Config) -> Value:
     return u32(count(config, "intermediate_size"))
-
-
-def _head(config: Config) -> Value:
-    return u32(count(config, "qk_nope_head_dim") + count(config, "qk_rope_head_dim"))
 
 
 def _values(config: Config) -> Value | None:
@@ -80,7 +82,7 @@ LATENT_MLP: dict[str, Architecture] = {
         "minicpm3", _MINICPM3,
         (*keys.SIZES, keys.RMS, keys.VOCABULARY, keys.BASE_UNLESS_USUAL,
          Key("attention.q_lora_rank", "q_lora_rank"), Key("attention.kv_lora_rank", "kv_lora_rank"),
-         Key("attention.key_length", "", _head), Key("attention.value_length", "", _values),
+         Key("attention.key_length", "", whole_head), Key("attention.value_length", "", _values),
          Key("rope.dimension_count", "qk_rope_head_dim")),
         {**OWN_HEADS, "kv_lora_rank": 256, "q_lora_rank": 768, "qk_rope_head_dim": 32,
          "qk_nope_head_dim": 64, "v_head_dim": WIDTH_BY_HEADS, "scale_emb": 12, "scale_depth": 1.4,

@@ -33,7 +33,7 @@ from qtool.gguf.architectures.prediction import MTP, PREDICTION
 from qtool.gguf.architectures.row import Architecture
 from qtool.gguf.architectures.sparse import QWEN_EXPERTS, SHARED_EXPERT
 from qtool.gguf.architectures.sparse_keys import PREDICTING
-from qtool.gguf.from_hf.row_maps import RowMap, Rows
+from qtool.gguf.from_hf.row_maps import RowMap, Rows, listed
 from qtool.gguf.from_hf.value_maps import MINUS_EXP
 
 BARE = (("", ""),)  # how a parameter ends that is no weight of a module
@@ -50,7 +50,8 @@ def is_linear(config: Config, block: int) -> bool:
     return (block + 1) % _interval(config) != 0
 
 
-def _has_attention(config: Config, block: int) -> bool:
+def has_attention(config: Config, block: int) -> bool:
+    """Whether it has attention instead."""
     return not is_linear(config, block)
 
 
@@ -128,13 +129,7 @@ def _part_of_mixed(module: Module, config: Config) -> Module:
         found[part], start = at.reshape(-1), start + size
     parts = "z" if module.called == "attn_gate" else "qkv"
     order = np.concatenate([found[part] for part in parts])
-
-    def forward(rows: Rows, groups: int, total: int) -> Rows:
-        there: Rows = order[rows]
-        return there
-
-    taken = (keys * each, len(order))
-    return replace(module, rows=RowMap(forward, forward, "linear_num_key_heads", taken=taken))
+    return replace(module, rows=listed(order, keys * each, "linear_num_key_heads"))
 
 
 def _delta_net(*modules: Module) -> tuple[Module, ...]:
@@ -147,7 +142,7 @@ def _delta_net(*modules: Module) -> tuple[Module, ...]:
 
 _WIDE = ("keys and values", "width")
 FULL_ATTENTION = tuple(
-    replace(module, blocks=_has_attention)
+    replace(module, blocks=has_attention)
     for module in (
         Module(BLOCK + "self_attn.q_proj", shape=("two of each head", "width")),
         *block("self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", *QK_NORMS),

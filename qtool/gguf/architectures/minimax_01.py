@@ -13,7 +13,7 @@ from qtool.checkpoints.hf_config import Config, count, head_width, number, whole
 from qtool.formats.gguf_values import Kind, Value, array, u32
 from qtool.gguf.architectures import keys, limits
 from qtool.gguf.architectures.keys import Key
-from qtool.gguf.architectures.linear_attention import is_linear
+from qtool.gguf.architectures.linear_attention import has_attention, is_linear
 from qtool.gguf.architectures.modules import (
     BLOCK,
     OUTER,
@@ -48,15 +48,11 @@ def _settle(config: dict[str, Any]) -> dict[str, Any]:
     return config
 
 
-def _attends(config: Config, b: int) -> bool:
-    return not is_linear(config, b)
-
-
 _AT = BLOCK + "self_attn."
 _MODULES = (
     *OUTER,
     *block(*TWO_NORMS),
-    *in_blocks(_attends, attention()),
+    *in_blocks(has_attention, attention()),
     *in_blocks(is_linear, (
         Module(_AT + "qkv_proj", shape=("three of each head", "width"), called="attn_qkv"),
         Module(_AT + "norm", shape=("heads",), called="attn_norm_2"),

@@ -17,7 +17,7 @@ from qtool.gguf.architectures import keys, limits
 from qtool.gguf.architectures.keys import Key
 from qtool.gguf.architectures.modules import Module, Where, in_blocks
 from qtool.gguf.architectures.row import GELU, Architecture
-from qtool.gguf.from_hf.row_maps import QKV_BY_KIND, RowMap, Rows
+from qtool.gguf.from_hf.row_maps import QKV_BY_KIND, listed
 
 _T = "transformer."
 _HEAD = Module("lm_head", needed=False)
@@ -96,19 +96,7 @@ def _groups(module: Module, config: Config) -> Module:
     there = np.arange(groups * each * width, dtype=np.int64).reshape(groups, each, width)
     parts = (there[:, :-2], there[:, -2], there[:, -1])
     order = np.concatenate([part.reshape(-1) for part in parts])
-    back = np.argsort(order)
-
-    def forward(rows: Rows, groups: int, total: int) -> Rows:
-        found: Rows = order[rows]
-        return found
-
-    def inverse(rows: Rows, groups: int, total: int) -> Rows:
-        found: Rows = back[rows]
-        return found
-
-    total = len(order)
-    rows = RowMap(forward, inverse, "num_attention_heads", taken=(total, total))
-    return replace(module, rows=rows)
+    return replace(module, rows=listed(order, len(order), "num_attention_heads"))
 
 
 def _two_norms(config: Config, b: int) -> bool:

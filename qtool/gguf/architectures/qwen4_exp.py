@@ -21,6 +21,7 @@ from qtool.gguf.architectures.linear_attention import (
     OF_EXPERTS,
     SECTIONED,
     SPARSE_MLP,
+    has_attention,
     is_linear,
 )
 from qtool.gguf.architectures.modules import BLOCK, Module, norms_plus_one
@@ -43,10 +44,6 @@ def _part(module: Module, config: Config) -> Module:
     queries = count(config, "indexer_n_heads") * width
     first, last = (0, queries) if module.called.endswith("q_proj") else (queries, queries + width)
     return replace(module, rows=some_rows(first, last, queries + width, "indexer_n_heads"))
-
-
-def _has_attention(config: Config, block: int) -> bool:
-    return not is_linear(config, block)
 
 
 def _mixing(at: str, called: str, *, adds: bool = True) -> Iterator[Module]:
@@ -78,7 +75,7 @@ _AROUND = norms_plus_one(
         Module("model.embed_tokens"),
         Module("lm_head", needed=False),
         *FULL_ATTENTION,
-        *(replace(module, blocks=_has_attention) for module in _INDEXER),
+        *(replace(module, blocks=has_attention) for module in _INDEXER),
         *_mixing("model.hyper_connection_mixer", "output_hc", adds=False),
         *_mixing(BLOCK + "attn_hyper_connection", "hc_attn"),
         *_mixing(BLOCK + "mlp_hyper_connection", "hc_ffn"),

@@ -30,23 +30,9 @@ from qtool.gguf.architectures.modules import (
 )
 from qtool.gguf.architectures.row import OWN_HEADS, Architecture
 from qtool.gguf.architectures.sparse_keys import with_own
-from qtool.gguf.from_hf.row_maps import RowMap, Rows
+from qtool.gguf.from_hf.row_maps import Rows, listed
 
 _Fit = Callable[[Module, Config], Module]
-
-
-def _listed(order: Rows, total: int) -> RowMap:
-    """These rows of a matrix of `total`."""
-    places = np.argsort(order, kind="stable")
-
-    def inverse(rows: Rows, groups: int, _: int) -> Rows:
-        found: Rows = places[np.searchsorted(order[places], rows)]
-        return found
-
-    return RowMap(
-        lambda rows, groups, _: order[rows], inverse, "num_attention_heads",
-        taken=(total, len(order)),
-    )  # fmt: skip
 
 
 def in_pairs(rows: Rows, width: int) -> Rows:
@@ -64,7 +50,8 @@ def _of_groups(which: str) -> _Fit:
         own = np.array([g * (each + 2) + head for g in range(groups) for head in heads])
         rows = (own[:, None] * width + np.arange(width)).reshape(-1)
         rows = rows if which == "v" else in_pairs(rows, width)
-        return replace(module, rows=_listed(rows, groups * (each + 2) * width))
+        whole = groups * (each + 2) * width
+        return replace(module, rows=listed(rows, whole, "num_attention_heads"))
 
     return fit
 
@@ -73,9 +60,8 @@ def _of_three(which: str) -> _Fit:
     def fit(module: Module, config: Config) -> Module:
         width, whole = head_width(config), count(config, "hidden_size")
         rows = "qkv".index(which) * whole + np.arange(whole)
-        return replace(
-            module, rows=_listed(rows if which == "v" else in_pairs(rows, width), 3 * whole)
-        )
+        rows = rows if which == "v" else in_pairs(rows, width)
+        return replace(module, rows=listed(rows, 3 * whole, "num_attention_heads"))
 
     return fit
 

@@ -111,6 +111,21 @@ def some_rows(first: int, last: int, total: int, groups: str) -> RowMap:
     return RowMap(forward, inverse, groups, taken=(total, last - first))
 
 
+def listed(order: Rows, total: int, groups: str) -> RowMap:
+    """These rows of a matrix of `total`, which may be all of them."""
+    places = np.argsort(order, kind="stable")
+
+    def forward(rows: Rows, groups: int, total: int) -> Rows:
+        found: Rows = order[rows]
+        return found
+
+    def inverse(rows: Rows, groups: int, total: int) -> Rows:
+        found: Rows = places[np.searchsorted(order[places], rows)]
+        return found
+
+    return RowMap(forward, inverse, groups, taken=(total, len(order)))
+
+
 QUERY_PAIRS = RowMap(_pairs, _halves, "num_attention_heads", unit=2)
 KEY_PAIRS = RowMap(_pairs, _halves, "num_key_value_heads", unit=2)
 QKV_BY_KIND = RowMap(_by_kind, _by_head, "num_attention_heads", unit=3)

@@ -49,7 +49,6 @@ class HfModel:
     tensors: tuple[HfTensor, ...]
     dropped: tuple[tuple[str, str], ...]
     dtype: str  # of the matrices: F16, BF16 or F32
-    source: GgufSource  # what it was planned from, second scales multiplied in
 
 
 def hf_model(source: GgufSource, dtype: str | None = None, usual: str | None = None) -> HfModel:
@@ -88,7 +87,7 @@ def hf_model(source: GgufSource, dtype: str | None = None, usual: str | None = N
             raise FormatError(
                 f"{source.path}: no module of {config['architectures'][0]} is the tensor {name!r}"
             )
-    return HfModel(config, tuple(found), tuple(dropped), wanted, source)
+    return HfModel(config, tuple(found), tuple(dropped), wanted)
 
 
 def _usual_dtype(source: GgufSource) -> str:

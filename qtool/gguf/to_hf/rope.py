@@ -53,17 +53,7 @@ def put_rope(
         scaling = {"rope_type": "dynamic", "factor": float(factor), "alpha": float(alpha)}
         kind = None
     config["rotary_emb_base" if row.name == "gptneox" else "rope_theta"] = theta
-    if {*vectors} not in _ROPE_TENSORS:
-        raise FormatError(
-            f"{source.path}: has {', '.join(vectors)}; expected rope_freqs.weight by itself, or "
-            "rope_factors_long.weight and rope_factors_short.weight"
-        )
-    for name, divisors in vectors.items():
-        if not ((divisors > 0) & (divisors < _MOST_SLOWED)).all():
-            raise FormatError(
-                f"{source.path}: {name} holds {divisors.min()} to {divisors.max()}, expected "
-                f"numbers above 0 and below {_MOST_SLOWED:.0e}"
-            )
+    _check(vectors, source)
     if not 0 < theta < math.inf:
         raise FormatError(f"{source.path}: {row.name}.rope.freq_base is {theta}")
     if "rope_freqs.weight" in vectors:
@@ -76,23 +66,7 @@ def put_rope(
         if row.name == "minicpm3":
             scaling["original_max_position_embeddings"] = config["max_position_embeddings"]
     elif kind is not None and kind.value != "none":
-        scaling = {"rope_type": kind.value}
-        for key, name in _SCALING_KEYS.items():
-            if f"rope.scaling.{key}" in given:
-                value = plain(given[f"rope.scaling.{key}"])
-                scaling[name] = (
-                    value if name == "original_max_position_embeddings" else float(value)
-                )
-        if row.name == "gpt-oss":  # as all of them have it; llama.cpp goes otherwise in any case
-            scaling["truncate"] = False
-        if "mscale_all_dim" in scaling and setting == "qk_rope_head_dim":
-            # A tenth of it, in float32.
-            scaling["mscale_all_dim"] = round(10 * scaling["mscale_all_dim"], 6)
-            scaling["mscale"] = scaling["mscale_all_dim"]
-        elif "mscale_all_dim" in scaling:
-            scaling["mscale"] = 1.0
-        if "attention.temperature_scale" in given:
-            scaling["llama_4_scaling_beta"] = float(plain(given["attention.temperature_scale"]))
+        scaling = _named(row, kind.value, given, latent=setting == "qk_rope_head_dim")
     elif "rope_parameters" in row.defaults:
         scaling = {"rope_type": "default"}  # which the class does not take for granted
     sections = given.get("rope.dimension_sections")
@@ -118,6 +92,42 @@ def put_rope(
         config["rope_parameters"] = {"rope_theta": theta, **scaling}
     elif scaling:
         config["rope_scaling"] = scaling
+
+
+def _check(vectors: Mapping[str, NDArray[np.float32]], source: GgufSource) -> None:
+    if {*vectors} not in _ROPE_TENSORS:
+        raise FormatError(
+            f"{source.path}: has {', '.join(vectors)}; expected rope_freqs.weight by itself, or "
+            "rope_factors_long.weight and rope_factors_short.weight"
+        )
+    for name, divisors in vectors.items():
+        if not ((divisors > 0) & (divisors < _MOST_SLOWED)).all():
+            raise FormatError(
+                f"{source.path}: {name} holds {divisors.min()} to {divisors.max()}, expected "
+                f"numbers above 0 and below {_MOST_SLOWED:.0e}"
+            )
+
+
+def _named(
+    row: Architecture, kind: str, given: Mapping[str, Value], *, latent: bool
+) -> dict[str, Any]:
+    """The scaling that a file's keys name. latent: what is rotated is a head of its own."""
+    scaling: dict[str, Any] = {"rope_type": kind}
+    for key, name in _SCALING_KEYS.items():
+        if f"rope.scaling.{key}" in given:
+            value = plain(given[f"rope.scaling.{key}"])
+            scaling[name] = value if name == "original_max_position_embeddings" else float(value)
+    if row.name == "gpt-oss":  # as all of them have it; llama.cpp goes otherwise in any case
+        scaling["truncate"] = False
+    if "mscale_all_dim" in scaling and latent:
+        # A tenth of it, in float32.
+        scaling["mscale_all_dim"] = round(10 * scaling["mscale_all_dim"], 6)
+        scaling["mscale"] = scaling["mscale_all_dim"]
+    elif "mscale_all_dim" in scaling:
+        scaling["mscale"] = 1.0
+    if "attention.temperature_scale" in given:
+        scaling["llama_4_scaling_beta"] = float(plain(given["attention.temperature_scale"]))
+    return scaling
 
 
 def _shares(

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 from qtool.gguf.planned import PlannedTensor
 from qtool.mixtures.kinds import layer_of
+from qtool.native.library import default_threads
 from qtool.planning import duration
 from qtool.planning.budget import Memory, choose
 from qtool.planning.duration import (
@@ -45,7 +46,6 @@ from qtool.planning.shapes import (
     slope_bytes,
     table_bytes,
     text_bytes,
-    usable_cores,
     whole_batches,
 )
 from qtool.recipe.file import Calibration
@@ -143,7 +143,6 @@ def shapes_of(
         hidden=hidden,
         vocabulary=max((tensor.shape[0] for tensor in outer), default=0),
         outside=0,  # written later, in pieces
-        largest=0,
         quantized=0,
         blocks=tuple(blocks),
         grams=measuring.grams,
@@ -232,7 +231,7 @@ def run_cost(
     shapes = None if calibration is None else shapes_of(tensors, calibration, active, measuring)
     memory = choose(
         shapes,
-        threads or usable_cores(),
+        threads or default_threads(),
         max_ram,
         lambda setting: peak_of(tensors, header_bytes, shapes, setting, rotates),
     )

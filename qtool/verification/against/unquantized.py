@@ -1,7 +1,7 @@
 """The unquantized tensors against the source: its numbers, or what scales make of them."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from qtool.formats.safetensors_file import FLOAT_DTYPES
 from qtool.telling.sentences import count as counted
@@ -103,41 +103,38 @@ def dense_compared(
     for c in compared:  # scales that are 1 for most inputs leave most numbers, of norms too
         broken.pop(c.name, None)
         broken.pop((c.norm or "").removesuffix(PLUS_ONE), None)
-    findings = [*pruned.told(CHECK, thinned), *casts.told(CHECK, cast)]
+    told = _told(subject, broken, lost, other)
+    return compared, [*pruned.told(CHECK, thinned), *casts.told(CHECK, cast), *told]
+
+
+def _told(
+    subject: Subject, broken: Mapping[str, str], lost: Sequence[str], other: Sequence[str]
+) -> Iterator[Finding]:
     if broken:
-        findings.append(
-            Finding(
-                "error", CHECK, next(iter(broken)),
-                f"{counted(len(broken), 'unquantized tensor')} with the source's numbers, but for "
-                f"some: {some(list(broken.values()))}; it is damaged: fetch or make the "
-                "artifact again",
-            )
+        yield Finding(
+            "error", CHECK, next(iter(broken)),
+            f"{counted(len(broken), 'unquantized tensor')} with the source's numbers, but for "
+            f"some: {some(list(broken.values()))}; it is damaged: fetch or make the "
+            "artifact again",
         )  # fmt: skip
     was = config.dequantized(subject)
     if was and other:
-        findings.append(
-            Finding(
-                "error", CHECK, other[0].split(" ")[0],
-                f"{counted(len(other), 'matrix')} with nothing in common with the source: "
-                f"{some(other)}; is it the model that this artifact was made of?",
-            )
+        yield Finding(
+            "error", CHECK, other[0].split(" ")[0],
+            f"{counted(len(other), 'matrix')} with nothing in common with the source: "
+            f"{some(other)}; is it the model that this artifact was made of?",
         )  # fmt: skip
     elif lost and was:
         before = config.side(was[-1], "from")
-        findings.append(
-            Finding(
-                "note", CHECK, "",
-                f"{counted(len(lost), 'matrix')} differ from the source, since they were "
-                f"dequantized from {before}: {some(lost)}",
-            )
+        yield Finding(
+            "note", CHECK, "",
+            f"{counted(len(lost), 'matrix')} differ from the source, since they were "
+            f"dequantized from {before}: {some(lost)}",
         )  # fmt: skip
     elif lost:
-        findings.append(
-            Finding(
-                "error", CHECK, lost[0].split(" ")[0],
-                f"{counted(len(lost), 'unquantized tensor')} "
-                f"differ{'s' * (len(lost) == 1)} from the source: {some(lost)}; is it the model "
-                "that this artifact was made of?",
-            )
+        yield Finding(
+            "error", CHECK, lost[0].split(" ")[0],
+            f"{counted(len(lost), 'unquantized tensor')} "
+            f"differ{'s' * (len(lost) == 1)} from the source: {some(lost)}; is it the model "
+            "that this artifact was made of?",
         )  # fmt: skip
-    return compared, findings

@@ -26,7 +26,7 @@ def request(model: Path, out: Path, **given: Any) -> FitRequest:
     settings = recipe.calibration.model_copy(update={"samples": 4, "length": 64})
     usual: dict[str, Any] = {"size_bytes": None, "bits": None, "costs": None, "threads": 2}
     usual |= {"types": "q2_k,q3_k,q4_k,q5_k,q6_k", **given}
-    return FitRequest(str(model), model, recipe, settings, out, **usual)
+    return FitRequest(model, recipe, settings, out, **usual)
 
 
 def fitted(model: Path, out: Path, **given: Any) -> Fitted:

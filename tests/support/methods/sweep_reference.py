@@ -3,9 +3,10 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from qtool import grid
 from qtool.methods import gptq
 from qtool.scheme import Scheme
+from support.methods import integer_grids
+from support.methods.integer_grids import Grid
 
 Real = NDArray[np.float64]
 
@@ -24,7 +25,7 @@ def sweep_reference(
     gram: Real,
     scheme: Scheme,
     options: gptq.Options,
-    static: grid.Grid | None,
+    static: Grid | None,
 ) -> tuple[NDArray[np.uint8], Real]:
     """GPTQ by its definition: round a column, solve for the rest, drop it. Codes and values."""
     rows, columns = weight.shape
@@ -41,7 +42,7 @@ def sweep_reference(
     for step in range(columns):
         if static is None and step % width == 0:
             ahead = np.ascontiguousarray(weight[:, step : step + width], np.float32)
-            fitted = grid.fit(ahead, scheme)
+            fitted = integer_grids.fit(ahead, scheme)
             scale, zero = fitted.scale[:, 0], fitted.zero[:, 0]
         if static is not None:
             group = order[step] // width
@@ -56,12 +57,10 @@ def sweep_reference(
     return codes, values
 
 
-def static_grid(
-    weight: NDArray[np.float32], scheme: Scheme, options: gptq.Options
-) -> grid.Grid | None:
+def static_grid(weight: NDArray[np.float32], scheme: Scheme, options: gptq.Options) -> Grid | None:
     """The grids that do not depend on the sweep, where they are asked for."""
     if options.static_groups or scheme.group_size == -1:
-        return grid.fit(weight, scheme)
+        return integer_grids.fit(weight, scheme)
     return None
 
 

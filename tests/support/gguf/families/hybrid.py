@@ -138,12 +138,6 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 # Sizes that K-quants divide, for what llama-quantize makes of each family.
 WIDE = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
-WIDER: dict[str, dict[str, Any]] = {
-    name: {"linear_key_head_dim": 64, "linear_value_head_dim": 64, "linear_num_key_heads": 2,
-           "linear_num_value_heads": 4, "moe_intermediate_size": 256,
-           "shared_expert_intermediate_size": 256}
-    for name in ("qwen3.5", "qwen3.5-moe", "qwen3-next")
-}  # fmt: skip
 # Keys that no checkpoint says of what they come back as.
 SAID_BY_OTHERS = {
     "granite-4": {

@@ -133,15 +133,6 @@ RECENT_SAID_BEYOND = {
     "glm-5": {"glm-dsa.expert_gating_func"},
     "glm-5-full": {"glm-dsa.expert_gating_func"},
 }
-RECENT_LATENT = (
-    "youtu",
-    "youtu-untied",
-    "deepseek-v3.2",
-    "glm-5",
-    "glm-5-full",
-    "mistral4",
-    "glm-4.7-flash",
-)
 RECENT_AHEAD = ("deepseek-v3.2", "glm-5", "glm-4.7-flash", "hy-v3")
 # One token for another, where inputs are rounded to float16: these are compared in float32.
 NOT_ROUNDED = ("deepseek-v3.2", "glm-5", "glm-5-full")
