@@ -26,8 +26,9 @@ from qtool.calibrating.sites import BlockSites, Tracer
 from qtool.recipe.rotate import RotateOptions
 from qtool.streaming.online import Online
 from qtool.streaming.skeleton import Skeleton
-from qtool.streaming.stream import LoadedBlock, Stream
+from qtool.streaming.stream import Call, LoadedBlock, Stream
 from qtool.transforms import rotation as rotations
+from qtool.transforms.fold import restored
 from qtool.transforms.proof import check_rows, off, prove, turn
 from qtool.transforms.residual import (
     HANDS_ON,
@@ -45,6 +46,7 @@ from qtool.transforms.rotations import Rotations, changes_of
 
 PROBE = (2, 32)  # samples and tokens
 _HEAD_ROWS = 256  # of the head, that are compared
+_FAR = 1024.0  # a power of two changes no bit of what is linear
 
 
 @dataclass
@@ -198,6 +200,8 @@ def _values(
     hidden, call = stream.hidden[0], stream.calls[block.index][0]
     expected = block.run(hidden, call)
     for number, values in enumerate(candidates):
+        if not off(_grown(block, values, hidden, call), expected, expected - hidden) <= 1:
+            continue
         before = dict(search.view.changes)
         trial = rotations.make(_start(search.options), values.size, (search.options.seed, 1))
         change_all(search.view, [values.changes(trial)])
@@ -209,6 +213,21 @@ def _values(
             return values
     search.chosen[key] = None
     return None
+
+
+def _grown(block: LoadedBlock, values: Values, hidden: torch.Tensor, call: Call) -> torch.Tensor:
+    """What the block gives where values are far larger, and their reader makes up for it: the same,
+    unless a clamp lies between that has nothing to do on the probe. A rotated head may have all of
+    its length in one channel."""
+    own = [row for start in values.starts for row in range(start, start + values.size)]
+    changed = [(values.producer, own)]
+    if values.bias is not None:
+        changed.append((values.bias, [values.bias_offset + row for row in own]))
+    with restored(block, (*(name for name, _ in changed), values.reader)):
+        for name, rows in changed:
+            block.weights[name][rows] *= _FAR
+        block.weights[values.reader].div_(_FAR)
+        return block.run(hidden, call)
 
 
 def _prove_outer(

@@ -8,9 +8,11 @@ import torch
 
 from qtool.calibrating.sites import BlockSites, Tracer
 from qtool.checkpoints.checkpoint import Checkpoint
+from qtool.recipe.rotate import RotateOptions
 from qtool.streaming.skeleton import Skeleton
 from qtool.streaming.stream import LoadedBlock, Stream
-from qtool.transforms import fold, smooth_attention
+from qtool.transforms import fold, rotate, smooth_attention
+from qtool.transforms.rotated import untied
 
 _IDLE = 12.0  # more than twice what any query, key or value of the probe is
 
@@ -69,6 +71,17 @@ def test_keys_are_folded_where_nothing_clips_them(
     block, found, stream = opened(tmp_path, clip)
     pair = smooth_attention.find_pair(block, found, stream)
     assert isinstance(pair, smooth_attention.Pair) is proved
+
+
+@pytest.mark.parametrize(("clip", "rotated"), [(None, 1), (_IDLE, 0)])
+def test_values_are_rotated_where_nothing_clips_them(
+    clip: float | None, rotated: int, tmp_path: Path
+) -> None:
+    opened(tmp_path, clip)
+    view = untied(Checkpoint.open(tmp_path), stream=False)
+    found = rotate.prepare(view, RotateOptions(r1=False), lambda _: None)
+    assert len(found.r2) == rotated
+    assert any("no" in why and "head by head" in why for why in found.left_out) is (not rotated)
 
 
 def test_scales_of_a_proof_are_powers_of_two_as_far_as_any_that_are_found() -> None:
