@@ -142,7 +142,7 @@ def _file(source: str) -> Path | None:
         f"{source or repr(source)}: no such file, and no hub dataset id (owner/name or "
         "owner/name:FILE)"
         + (f"; {like} would be one" if like else "")
-        + (f"; {_SEVERAL}" if "*" in source else "")
+        + (f"; {_SEVERAL}" if "*" in source or "," in source else "")
     )
 
 
