@@ -22,6 +22,7 @@ import typer
 from qtool import __version__
 from qtool.cli.bench import bench
 from qtool.cli.calibrate import calibrate
+from qtool.cli.command import Command
 from qtool.cli.compare import compare
 from qtool.cli.convert import convert
 from qtool.cli.diff import diff
@@ -32,7 +33,6 @@ from qtool.cli.fit import fit
 from qtool.cli.generate import generate
 from qtool.cli.inspect import inspect
 from qtool.cli.matrix import matrix
-from qtool.cli.once import Command
 from qtool.cli.plan import plan
 from qtool.cli.push import push
 from qtool.cli.quantize import quantize

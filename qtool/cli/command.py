@@ -1,11 +1,15 @@
-"""Options that name one input, given more than once: refused, where parsers take the last.
+"""What every subcommand has besides what Typer gives it.
 
-Of numbers, outputs and the like the last one counts, as usual.
+Options that name one input are refused when they are given more than once, where parsers take the
+last. Of numbers, outputs and the like the last one counts, as usual.
 """
 
 from typing import Any
 
 from typer.core import TyperCommand
+
+from qtool.cli import bytecode
+from qtool.errors import QtoolError
 
 _INSTEAD = {
     "calibration": "; several texts are mixed by a YAML file that names them, `- FILE` in each "
@@ -33,3 +37,12 @@ class Command(TyperCommand):
                         f"{_INSTEAD[one.name]}"
                     )
         return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Raises QtoolError for bytecode that cannot be read, where Typer says `Aborted!`."""
+        try:
+            return super().invoke(ctx)
+        except bytecode.ERRORS as error:
+            if (said := bytecode.damaged(error)) is None:
+                raise
+            raise QtoolError(said) from error
