@@ -19,7 +19,7 @@ __all__ = ["model", "text", "tiny"]
 KILLED_NAMED = """
 import os, shutil, signal, sys
 from qtool.cli.main import main
-from qtool.runs import naming, workspace
+from qtool.workspaces import naming, workspace
 def kill(*_): os.kill(os.getpid(), signal.SIGKILL)
 if sys.argv.pop(1) == "named":
     give_name = naming.give_name

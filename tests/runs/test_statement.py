@@ -98,7 +98,7 @@ def test_a_folder_that_was_edited(
 KILLED = """
 import os, signal, sys
 from qtool.cli.main import main
-from qtool.runs import naming
+from qtool.workspaces import naming
 give_name = naming.give_name
 def killed(*given):
     if os.environ["MOMENT"] == "after":
