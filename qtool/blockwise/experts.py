@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from qtool.calibrating.sites import Site
 from qtool.calibrating.stats import MIN_EXPERT_TOKENS
+from qtool.recipe.recipe import Recipe
 from qtool.streaming.stream import LoadedBlock
 from qtool.telling.summary import ExpertReport
 
@@ -24,19 +25,33 @@ def expert_reports(
     return [ExpertReport(where, [count for _, count in sorted(counts.items())])]
 
 
-def experts_note(experts: list[ExpertReport]) -> list[str]:
+def experts_note(experts: list[ExpertReport], recipe: Recipe) -> list[str]:
     """One sentence on how evenly the calibration reached the experts."""
     if not experts:
         return []
     tokens = sorted(count for report in experts for count in report.tokens)
     rare = sum(count < MIN_EXPERT_TOKENS for count in tokens)
+    never = tokens.count(0) if recipe.measures_inputs else 0
     said = (
         f"tokens per expert: {tokens[0]} to {tokens[-1]}, median {tokens[len(tokens) // 2]}, over "
         f"{len(tokens)} experts"
     )
     if rare:
+        said += f"; {rare} saw fewer than {MIN_EXPERT_TOKENS}{_of_rare(recipe)}"
+    if never:
         said += (
-            f"; {rare} saw fewer than {MIN_EXPERT_TOKENS} and are rounded to nearest: more "
-            "calibration samples would reach them"
+            f"; {never} saw none, and have input scales for the largest that other experts of "
+            "their blocks read"
         )
+    if rare:
+        said += ": more calibration samples would reach them"
     return [said]
+
+
+def _of_rare(recipe: Recipe) -> str:
+    """What becomes of experts that few tokens reached."""
+    if recipe.rounding == "gptq":
+        return " and are rounded to nearest"
+    if recipe.shares_scales:
+        return " and are left out of the search for scales"
+    return ", by which the scales of their inputs are told" if recipe.measures_inputs else ""

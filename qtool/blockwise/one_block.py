@@ -13,6 +13,7 @@ from qtool.blockwise.given import recipe_needs
 from qtool.blockwise.originals import Originals
 from qtool.blockwise.quantize_site import Job, quantize_site, site_jobs
 from qtool.blockwise.row_feedback import Feedback, Rows
+from qtool.blockwise.siblings import Siblings
 from qtool.blockwise.tuning import Tuning
 from qtool.calibrating import cache, outliers
 from qtool.calibrating.groups import groups_for
@@ -105,6 +106,7 @@ def quantize_block(run: Run, index: int) -> Outcome:
     notes = [] if run.guidance is None else run.guidance.said(index, bool(weights))
     rows: Rows = {}  # of all matrices at once: they are of the block before any of it is rounded
     results: list[Done] = []
+    siblings = Siblings(wanted)
     for group in groups:
         with progress.stage("calibrate"):
             stats = _statistics(run, block, group, weights)
@@ -123,9 +125,12 @@ def quantize_block(run: Run, index: int) -> Outcome:
                     rows = run.feedback.of(block, run.passage, found, swept)
                     give_back()
                 notes += run.feedback.said(index, bool(rows))
-        if recipe.measures_ranges:
-            with progress.stage("calibrate"):
+        with progress.stage("calibrate"):
+            if recipe.measures_ranges:
                 stats = _with_histograms(run, block, group, stats)
+            if recipe.measures_inputs:
+                unread = found.unread if group is groups[-1] else ()
+                stats = siblings.filled(stats, unread, partial(_ranges, run, block))
         with progress.stage("quantize"):
             give_back()
             jobs = site_jobs(run.plan, index, found, group, rest=group is groups[-1])
@@ -198,6 +203,14 @@ def _transformed(run: Run, block: LoadedBlock, found: BlockSites, stats: Stats) 
             block, found, run.plan, run.recipe, passage.stream, passage.workers, passage.device
         )
         return apply_in_turn(run.recipe.transform_chain, subject, stats)
+
+
+def _ranges(run: Run, block: LoadedBlock, sites: Sequence[Site]) -> Stats:
+    """What scales of inputs are told by."""
+    if run.saved is None:
+        needs = {"max_abs", "histogram"} if run.recipe.measures_ranges else {"max_abs"}
+        return run.passage.collect(block, sites, needs)
+    return {site.id: run.saved.read(site.id, {"max_abs"}, site.in_features) for site in sites}
 
 
 def _with_histograms(run: Run, block: LoadedBlock, sites: Sequence[Site], stats: Stats) -> Stats:

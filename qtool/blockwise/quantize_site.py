@@ -94,11 +94,12 @@ def quantize_site(
     make up for each other, used up.
     """
     notes: list[str] = []
-    seen = stats.pop(job.site.id, None) if job.site is not None else None
+    seen = stats.pop(job.readers[0].name if job.site is None else job.site.id, None)
     kind = job.readers[0].name.removeprefix(block.prefix)
     scale = stored_scale(recipe, seen, job.readers[0].name)
     if job.site is None:
         notes.append(f"no linear layer was seen to read {kind}; rounded to nearest")
+        seen = None
     elif seen is not None and is_rare(job.site, seen):
         if job.site.expert is None:  # of the others experts_note says so
             notes.append(

@@ -118,7 +118,7 @@ def quantize_blocks(
         notes += [_ALIKE] if recipe.guides else []
         notes += [_ALONE] if recipe.feeds_back else []
     said = [note for one in done for note in one.notes]
-    notes += experts_note(experts) + merged(fed(told(said, skeleton.count), skeleton.count))
+    notes += experts_note(experts, recipe) + merged(fed(told(said, skeleton.count), skeleton.count))
     notes += made_up_note(recipe.makes_up)
     notes += tuned_note([report for one in done for report in one.tuned])
     found = [report for one in done for report in one.outliers]

@@ -2,8 +2,10 @@
 
 import os
 import shlex
+from collections.abc import Iterable
 from pathlib import Path
 
+from qtool.checkpoints.decoder_names import sees
 from qtool.checkpoints.gguf_models import gguf_models
 from qtool.checkpoints.structure import names_model
 from qtool.engine_commands import COMMANDS
@@ -62,11 +64,15 @@ def _runs_here(artifact: Path) -> bool:
     return has_way_back(open_source(models[0]).architecture)
 
 
-def next_lines(artifact: Path, model: str, modelfile: bool = False) -> list[str]:
-    """At most two lines for the end of a run. model: what it was made of, as typed."""
+def next_lines(
+    artifact: Path, model: str, modelfile: bool = False, left: Iterable[str] = ()
+) -> list[str]:
+    """At most two lines for the end of a run. model: what it was made of, as typed. left: tensors
+    of it that were not written."""
     lines = []
     if (said := command(artifact)) is not None:
-        lines.append(f"next: {said}")
+        apart = " --mmproj FILE" if gguf_models(artifact) and any(map(sees, left)) else ""
+        lines.append(f"next: {said}{apart}")
     if modelfile:
         from qtool.homes.ollama import create_line
 

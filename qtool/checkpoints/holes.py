@@ -21,6 +21,11 @@ Stretch = tuple[int, int]
 EMPTY = "every number is 0; the layer does nothing, unless the model has it so"
 
 
+def is_bias(name: str) -> bool:
+    """Whether a tensor is added, by its name, so that zeros are nothing to speak of."""
+    return name.removesuffix(".weight").endswith("bias")
+
+
 def said_torn(hole: int, again: str) -> str:
     """How many bytes of a tensor are in holes, and what to do."""
     return (

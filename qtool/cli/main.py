@@ -22,6 +22,7 @@ import typer
 from qtool import __version__
 from qtool.cli.bench import bench
 from qtool.cli.calibrate import calibrate
+from qtool.cli.command import Command
 from qtool.cli.compare import compare
 from qtool.cli.convert import convert
 from qtool.cli.diff import diff
@@ -90,19 +91,19 @@ def _options(
 
 
 for _command in (quantize, calibrate, fit, plan, inspect, diff, convert, recipes, bench):
-    app.command()(_command)
-app.command("eval")(evaluate)
-app.command()(generate)
-app.command()(sample)
-app.command()(compare)
-app.command()(schema)
-app.command()(verify)
-app.command()(report)
-app.command()(matrix)
-app.command()(reproduce)
-app.command()(download)
-app.command()(push)
-app.command()(doctor)
+    app.command(cls=Command)(_command)
+app.command("eval", cls=Command)(evaluate)
+app.command(cls=Command)(generate)
+app.command(cls=Command)(sample)
+app.command(cls=Command)(compare)
+app.command(cls=Command)(schema)
+app.command(cls=Command)(verify)
+app.command(cls=Command)(report)
+app.command(cls=Command)(matrix)
+app.command(cls=Command)(reproduce)
+app.command(cls=Command)(download)
+app.command(cls=Command)(push)
+app.command(cls=Command)(doctor)
 
 
 _LONGEST = 2000  # characters of a message: names in files may be of any length

@@ -95,5 +95,6 @@ def quantize(
         typer.echo(json.dumps(summary.json()))
         return
     progress.say_stages()
-    for line in [*summary.lines(), *next_lines(Path(summary.artifact), model, modelfile)]:
+    left = [item["name"] for item in summary.dropped]
+    for line in [*summary.lines(), *next_lines(Path(summary.artifact), model, modelfile, left)]:
         typer.echo(printable(line))

@@ -83,8 +83,8 @@ def override(
             said = f"overrides.{number}: {entry.match!r} matches no quantized tensor"
             if dense:
                 name, reason = dense[0]
-                more = f" and {len(dense) - 1} more" if len(dense) > 1 else ""
-                said += f", but {name}{more}, which stays dense ({reason})"
+                more = f" and {len(dense) - 1} more, which stay" if dense[1:] else ", which stays"
+                said += f", but {name}{more} dense: {reason}"
             warnings.append(said)
     left = [name for name in parts if actions[name] == Dense(FUSED_EXPERTS)]
     actions |= {name: Dense(_left_fused(recipe, name, parts[name])) for name in left}

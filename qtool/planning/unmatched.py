@@ -10,6 +10,7 @@ from fnmatch import translate
 from typing import TYPE_CHECKING
 
 from qtool.errors import RecipeError
+from qtool.formats.layer_names import is_head
 
 if TYPE_CHECKING:
     from qtool.recipe.gguf import GgufRecipe
@@ -32,10 +33,17 @@ _SIGNS_OF_CHECKPOINTS = re.compile(r"layers|_proj|lm_head|embed_tokens")
 
 def refuse(recipe: "Recipe", names: Collection[str]) -> None:
     """RecipeError where a pattern matches none of the names, nor of their modules."""
+    headless = not any(is_head(name.removesuffix(".weight")) for name in names)
     modules = [name.removesuffix(".weight") for name in names]
     for number, entry in enumerate(recipe.overrides):
         hits = re.compile(translate(entry.match)).match
         if not any(hits(name) for name in (*modules, *names)):
+            last = entry.match.removesuffix(".weight").rsplit(".", 1)[-1]
+            if headless and is_head(last.strip("*")):
+                raise RecipeError(
+                    f"recipe {recipe.name}: overrides.{number}: match {entry.match!r} matches no "
+                    "tensor of the model, whose output head is its embedding; remove the override"
+                )
             raise _unmatched(recipe.name, number, entry.match, modules, _SHELL, _SIGNS_OF_REGULAR)
 
 

@@ -1,7 +1,8 @@
 """What files of records say: one text or one chat after the other.
 
-A record is {"text": ...}, {"prompt": ..., "completion": ...}, one behind the other, or a chat
-(qtool.texts.chats). It is a line of JSONL, an element of a JSON array, a row of CSV or of Parquet.
+A record is {"text": ...}, {"prompt": ..., "completion": ...}, one behind the other, a string, or a
+chat (qtool.texts.chats). It is a line of JSONL, an element of a JSON array, a row of CSV or of
+Parquet. One whose text is null says nothing, in JSON as in Parquet.
 """
 
 import csv
@@ -30,8 +31,8 @@ _TYPES = {
     dict: "an object", type(None): "null", bytes: "bytes",
 }  # fmt: skip
 _EXPECTED = (
-    "expected an object whose `text` is a string (or `prompt` and `completion` are), or a chat "
-    "whose `messages` (or `conversations`) are a list"
+    "expected an object whose `text` is a string (or `prompt` and `completion` are), a string "
+    "alone, or a chat whose `messages` (or `conversations`) are a list"
 )
 
 
@@ -40,13 +41,24 @@ def texts_and_chats(records: Iterator[Record]) -> Iterator[str | Chat]:
     for where, record in records:
         plain = text_of(record)
         found = chat_of(record, where) if plain is None else plain
-        if found is None:
+        if found is not None:
+            yield found
+        elif not _is_empty(record):
             raise SourceError(f"{where}: {_EXPECTED}{_instead(record)}")
-        yield found
+
+
+def _is_empty(record: Any) -> bool:
+    """Whether it has a place for a text or a chat, and null there."""
+    if not isinstance(record, dict):
+        return False
+    said = [record[key] for key in (TEXT, *PAIR, *LISTS) if key in record]
+    return bool(said) and all(one is None for one in said)
 
 
 def text_of(record: Any) -> str | None:
     """What a record says that is no chat; None for all others."""
+    if isinstance(record, str):
+        return record
     if not isinstance(record, dict):
         return None
     if isinstance(text := record.get(TEXT), str):

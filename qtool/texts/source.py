@@ -130,9 +130,9 @@ def _file(source: str) -> Path | None:
         return path
     if source and path.is_dir():
         raise SourceError(f"{path}: a folder; {_of_folder(path)}")
-    if source and path.exists():
+    if source == "-" or (source and path.exists()):
         raise SourceError(
-            f"{path}: a pipe or a device, and a text is read more than once; write it to a file "
+            f"{source}: a pipe or a device, and a text is read more than once; write it to a file "
             "and name that"
         )
     if is_dataset(source):
@@ -142,7 +142,7 @@ def _file(source: str) -> Path | None:
         f"{source or repr(source)}: no such file, and no hub dataset id (owner/name or "
         "owner/name:FILE)"
         + (f"; {like} would be one" if like else "")
-        + (f"; {_SEVERAL}" if "*" in source else "")
+        + (f"; {_SEVERAL}" if "*" in source or "," in source else "")
     )
 
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from qtool.artifacts.entry import Entry
 from qtool.checkpoints.checkpoint import Checkpoint
-from qtool.checkpoints.holes import EMPTY, said_torn, torn, zero_stretches
+from qtool.checkpoints.holes import EMPTY, is_bias, said_torn, torn, zero_stretches
 from qtool.checkpoints.roles import outside_reason
 from qtool.formats import mxfp4_experts
 from qtool.formats.safetensors_header import TensorInfo
@@ -76,7 +76,7 @@ def _emptied(
 ) -> tuple[Severity, str] | None:
     """How bad it is, and how a sentence goes on after the name. per_token: it has a row for each
     token."""
-    if looked.empty and len(shape) > 1:
+    if looked.empty and len(shape) > 1 and not is_bias(name):
         return "warning", EMPTY
     if looked.hole and _of_weights(name, shape):
         return "error", said_torn(looked.hole, again)

@@ -18,7 +18,11 @@ _KINDS = ("*.tiktoken", "*.model", "tekken.json")  # names of others
 NO_TOKENIZER = "has no tokenizer; engines cannot take text: put the model's own beside"
 _SHOWN = 60  # characters of a value
 _FEW = 16  # tokens that were added and have no rows
-_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+_OUTCOMES = {
+    "bos_token_id": "texts that begin with it would fail",
+    "eos_token_id": "generation would never end, or fail",
+    "pad_token_id": "texts that are padded with it would fail",
+}
 _NAMED = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
@@ -110,7 +114,7 @@ def _named_ids(subject: Subject, folder: Path, rows: int) -> Iterator[Finding]:
     except QtoolError as error:
         yield Finding("error", CHECK, "generation_config.json", str(error))
     for file, config in configs:
-        for key in _IDS:
+        for key, outcome in _OUTCOMES.items():
             value = config.get(key)
             if not _is_ids(value):
                 if isinstance(value, str) and file == "config.json":
@@ -127,7 +131,7 @@ def _named_ids(subject: Subject, folder: Path, rows: int) -> Iterator[Finding]:
                     yield Finding(
                         "error", CHECK, file,
                         f"{file} says {key} {number}, and the embedding has {rows} rows; "
-                        "generation would never end, or fail: correct it",
+                        f"{outcome}: correct it",
                     )  # fmt: skip
 
 

@@ -233,7 +233,7 @@ def user(content: Any) -> dict[str, Any]:
         ({**user("a"), "documents": ["a"]}, "`documents` is not a list of objects"),
         ({**user("a"), "chat_template_kwargs": []}, "`chat_template_kwargs` is not an object"),
         ({"conversations": TURNS, "system": 1}, "`system` is not a string"),
-        ({"prompt": "a"}, r"are\), or a chat whose `messages`"),
+        ({"prompt": "a"}, r"are\), a string alone, or a chat whose `messages`"),
     ],
 )  # fmt: skip
 def test_a_malformed_chat_names_its_line(line: Any, says: str, tmp_path: Path) -> None:

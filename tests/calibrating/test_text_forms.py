@@ -24,6 +24,25 @@ def test_jsonl_texts_are_joined_by_newlines(tmp_path: Path) -> None:
     assert read(path) == ["one\u2028two\nthree"]
 
 
+@pytest.mark.parametrize("name", ["texts.jsonl", "texts.json"])
+def test_a_string_is_a_text(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    lines = map(json.dumps, ("one", {"text": "two"}, "three\nfour"))
+    path.write_text("\n".join(lines) if name == "texts.jsonl" else f"[{', '.join(lines)}]")
+    assert read(path) == ["one\ntwo\nthree\nfour"]
+
+
+def test_an_object_without_its_text_is_left_out(tmp_path: Path) -> None:
+    """As rows of Parquet are, in which every row has all columns."""
+    path = tmp_path / "texts.jsonl"
+    empty = [{"text": None, "id": 1}, {"messages": None}, {"prompt": None, "completion": None}]
+    path.write_text("\n".join(map(json.dumps, [empty[0], {"text": "a"}, *empty, {"text": "b"}])))
+    assert read(path) == ["a\nb"]
+    path.write_text('{"id": null}')
+    with pytest.raises(SourceError, match=r"found id$"):
+        check_source(str(path))
+
+
 def test_a_completion_follows_its_prompt(tmp_path: Path) -> None:
     """As TRL has both; a `text` beside them is what counts."""
     path = tmp_path / "texts.jsonl"

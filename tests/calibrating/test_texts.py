@@ -58,7 +58,7 @@ def test_an_array_says_what_its_elements_would_as_lines(
             r"element 1: not JSON \(Expecting",
         ),
         ("[", r"element 1: the file ends within it"),
-        ('["a"]', r"element 1: .*; found a string"),
+        ('[["a"]]', r"element 1: .*; found an array"),
         (
             '[{"data": [{"text": "a"}]}]',
             r"element 1: .*; if what is under data",
@@ -113,6 +113,7 @@ def test_what_is_named_instead_of_a_file(tmp_path: Path, monkeypatch: pytest.Mon
         ("calib/a.txt", r"^calib/a\.txt: no such file"),  # nobody is asked
         ("calib/mixed.yaml", r"^calib/mixed\.yaml: no such file"),
         ("calib/a.jsonl.gz", r"^calib/a\.jsonl\.gz: no such file"),
+        ("-", r"^-: a pipe or a device, and a text is read more than once"),
         ("/dev/null", r"^/dev/null: a pipe or a device, and a text is read more than once"),
         ("hf://datasets/ann/x/data/a.txt", "; ann/x:data/a.txt would be one$"),
         (f"{PAGE}/resolve/main/a.txt?download=true", "; ann/x:a.txt would be one$"),

@@ -299,3 +299,37 @@ def test_a_number_that_no_recipe_may_have_is_told_of_its_option(
     assert call(monkeypatch, *command, *out, option, value) == 2
     assert capsys.readouterr().err == f"error: {sentence}\n"
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("given", "instead"),
+    [
+        (("--calibration", "a", "--calibration=b"), "mixed by a YAML file that names them"),
+        (("--recipe", "q8_0"), "`qtool matrix` takes several recipes"),
+    ],
+)
+def test_an_input_is_named_once(
+    given: tuple[str, ...], instead: str, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    assert call(monkeypatch, "plan", "tiny", "--recipe", "w8-rtn", *given) == 2
+    assert f"{given[0]} is given more than once" in (said := capsys.readouterr().err)
+    assert instead in said
+
+
+def test_other_options_may_be_given_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sets = ("--set", "weights.bits=4", "--set", "weights.group_size=64", "--threads=1")
+    words = ("plan", "tiny", "--recipe", "w8-rtn", *sets, "--json", "--json", "--threads=2")
+    assert call(monkeypatch, *words) == 0
+    assert "w4 g64" in capsys.readouterr().out
+
+
+def test_texts_in_one_argument_are_told_how_to_be_several(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    both = f"{tmp_path / 'a.txt'},{tmp_path / 'b.txt'}"
+    words = ("quantize", "tiny", "--recipe", "w4g128-gptq", "--calibration", both)
+    assert call(monkeypatch, *words) == 1
+    assert "several files are named by a YAML file" in capsys.readouterr().err

@@ -372,3 +372,24 @@ def test_the_command_refuses_in_a_sentence(
     said = capsys.readouterr()
     assert sentence in said.err and said.err.startswith("error: ") and said.err.count("\n") == 1
     assert said.out == ""
+
+
+def test_importance_of_another_model_is_told() -> None:
+    """By its names: of the same widths nothing else tells it."""
+    mixture = Measured.of(experts("qwen3moe", 8, 4, 8, 2))
+    (told,) = [
+        w for w in plan_of(SMALL, "q4_k_m", importance=mixture).warnings if "importance" in w
+    ]
+    assert told.startswith("importance imatrix.gguf seems to be of another model: 56 of its 91 ")
+    assert ", and 21 of 56 matrices have none (blk.1.ffn_down.weight, " in told
+    own = Measured.of(SMALL)
+    lacking = {name: one for name, one in own.entries.items() if "attn_v" not in name}
+    others = {
+        "output.weight",
+        "token_embd.weight",
+        *(f"mm.{number}.weight" for number in range(99)),
+    }
+    more = dict.fromkeys(others, next(iter(lacking.values())))
+    for found in (own, replace(own, entries=lacking | more), replace(mixture, file=None)):
+        warned = plan_of(SMALL, "q4_k_m", importance=found).warnings
+        assert not [one for one in warned if "another model" in one]

@@ -99,6 +99,7 @@ def test_entries_are_means_in_float32() -> None:
 def test_experts_without_tokens_are_told() -> None:
     found = example()
     assert found.unreached == {DOWN: (1,)}
+    assert not found.notes(there={Q})
     (note,) = found.notes()
     assert f"{DOWN}: 1" in note and "weigh 1" in note and "more calibration text" in note
     assert found.record()["unreached"] == {DOWN: [1]}

@@ -157,6 +157,21 @@ def test_what_serves_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     ]  # fmt: skip
 
 
+def test_the_part_that_sees_is_served_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it was left out of the file, as llama.cpp has it."""
+    (file := tmp_path / "a.gguf").write_bytes(b"GGUF")
+    monkeypatch.setattr(serve, "loads", lambda artifact: "llama.cpp")
+    monkeypatch.setattr(serve, "_runs_here", lambda artifact: True)
+    for left, more in (
+        ("visual.blocks.0.attn.qkv.weight", " --mmproj FILE"),
+        ("mtp.fc.weight", ""),
+    ):
+        said = next_lines(file, "tiny", left=["lm_head.weight", left])
+        assert said[0] == f"next: llama-server -m {file}{more}"
+
+
 def test_the_command_that_comes_next_can_be_pasted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

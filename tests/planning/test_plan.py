@@ -278,7 +278,7 @@ def test_overrides(tmp_path: Path) -> None:
     assert plan.by_name["model.layers.1.mlp.up_proj.weight"].reason == "override '*.1.*'"
     (told,) = [w for w in plan.warnings if "'*norm' matches no quantized tensor" in w]
     assert told.endswith(
-        ", but model.layers.0.input_layernorm.weight and 4 more, which stays dense (norm)"
+        ", but model.layers.0.input_layernorm.weight and 4 more, which stay dense: norm"
     )
     assert not [w for w in plan.warnings if "lm_head" in w]
     sets = [

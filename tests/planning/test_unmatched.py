@@ -9,6 +9,8 @@ from qtool import api
 from qtool.cli.main import app
 from qtool.errors import RecipeError
 from qtool.planning.unmatched import near
+from support.models import header_files
+from support.planning.planning import plan_of
 
 
 @pytest.mark.parametrize(
@@ -79,3 +81,12 @@ def test_the_nearest_names_are_of_one_kind_each() -> None:
     assert near("*.gate_prj", names)[0] == "model.layers.0.mlp.gate_proj.weight"
     assert near("*.2.mlp.up_prj", names)[0] == "model.layers.2.mlp.up_proj.weight"
     assert near("?", names) == []
+
+
+def test_the_head_of_a_model_that_has_none_of_its_own(tmp_path: Path) -> None:
+    """The recipe of another model leaves it dense by name."""
+    override = "overrides=[{match: lm_head, dense: true}]"
+    tied = {n: s for n, s in header_files.llama().items() if n != "lm_head.weight"}
+    with pytest.raises(RecipeError, match="whose output head is its embedding; remove the over"):
+        plan_of(tmp_path / "tied", tied, "w8-rtn", override)
+    plan_of(tmp_path / "own", header_files.llama(), "w8-rtn", override)

@@ -13,6 +13,8 @@ from qtool.checkpoints import holes
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.runs.zeros import Zeros
 from qtool.verification.run import verify_artifact
+from support.gguf.gguf_from_hf import no_vocabulary
+from support.models import gpt_oss
 from support.runs.killed_runs import Died, dying
 from support.runs.quantizing import caller, first_blocks_of_tiny, text_file
 
@@ -123,6 +125,25 @@ def test_zeros_of_a_gguf_file(
     assert "warning: blk.1.ffn_up.weight: every number is 0" in done.err
     done = call("quantize", tmp_path / "a.gguf", "--recipe", "w4g128-rtn", "-o", tmp_path / "c")
     assert f"warning: {TORN}" in done.err and f"warning: {EMPTY}" in done.err
+
+
+def test_biases_of_zeros_are_nothing_to_speak_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Those of experts are matrices, and gpt-oss has some before it is trained."""
+    file = gpt_oss.plain(tmp_path / "model") / "model.safetensors"
+    tensors = load_file(file)
+    biases = [name for name, value in tensors.items() if name.endswith("bias") and value.ndim > 1]
+    for name in biases:
+        tensors[name].zero_()
+    save_file(tensors, file, metadata={"format": "pt"})
+    assert len(biases) > 2
+    no_vocabulary(monkeypatch)
+    call, out = caller(monkeypatch, capfd), tmp_path / "a.gguf"
+    done = call("quantize", file.parent, "--recipe", "q8_0", "-o", out, "--json")
+    assert not [one for one in json.loads(done.out)["warnings"] if " 0;" in one]
+    for path in (file.parent, out):
+        assert not [f for f in verify_artifact(path).findings if "does nothing" in f.message]
 
 
 @pytest.mark.parametrize("recipe", ["w4g128-rtn", "q8_0"])

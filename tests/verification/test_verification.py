@@ -72,6 +72,21 @@ def test_the_command(
     assert call("verify", tmp_path / "nothing").status == 1
 
 
+@pytest.mark.parametrize(
+    ("key", "outcome"),
+    [
+        ("bos_token_id", "texts that begin with it would fail"),
+        ("eos_token_id", "generation would never end, or fail"),
+        ("pad_token_id", "texts that are padded with it would fail"),
+    ],
+)
+def test_ids_that_the_embedding_has_not(key: str, outcome: str, awq: Path, tmp_path: Path) -> None:
+    bad = copied(awq, tmp_path / "bad")
+    edit(bad / "generation_config.json", **{key: 5000})
+    (found,) = (f for f in verify_artifact(bad).findings if f"says {key} 5000" in f.message)
+    assert found.severity == "error" and f"; {outcome}: correct it" in found.message
+
+
 def test_json_keeps_to_its_schema(
     awq: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

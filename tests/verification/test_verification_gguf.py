@@ -46,15 +46,18 @@ def test_other_ggufs(metadata: dict[str, Value], said: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("key", "number", "severity"),
+    ("key", "number", "severity", "outcome"),
     [
-        ("padding_token_id", 0xFFFFFFFF, None),
-        ("padding_token_id", 64, "warning"),
-        ("eos_token_id", 64, "error"),
-        ("eos_token_id", 0xFFFFFFFF, "error"),
+        ("padding_token_id", 0xFFFFFFFF, None, ""),
+        ("padding_token_id", 64, "warning", "llama.cpp ignores it"),
+        ("eos_token_id", 64, "error", "generation would never end, or fail"),
+        ("eos_token_id", 0xFFFFFFFF, "error", "generation would never end, or fail"),
+        ("bos_token_id", 64, "error", "texts that begin with it would fail"),
     ],
 )
-def test_token_ids_of_ggufs(key: str, number: int, severity: str | None, tmp_path: Path) -> None:
+def test_token_ids_of_ggufs(
+    key: str, number: int, severity: str | None, outcome: str, tmp_path: Path
+) -> None:
     kind = next(one for one in FLOATS if one.name == "F32")
     metadata: dict[str, Value] = {
         "general.architecture": string("strange"),
@@ -66,8 +69,9 @@ def test_token_ids_of_ggufs(key: str, number: int, severity: str | None, tmp_pat
     weight = np.ones((64, 64), np.float32)
     names = ("token_embd.weight", "blk.0.attn_q.weight")
     path = gguf_files.write(tmp_path / "x.gguf", metadata, {n: (weight, kind) for n in names})
-    found = [f.severity for f in serious(path) if f.check == "tokenizer"]
-    assert found == ([] if severity is None else [severity])
+    found = [f for f in serious(path) if f.check == "tokenizer"]
+    assert [f.severity for f in found] == ([] if severity is None else [severity])
+    assert all(f"; {outcome}: correct it" in f.message for f in found)
 
 
 @pytest.mark.parametrize(("times", "told"), [(1.0, False), (1.01, True)])

@@ -61,7 +61,10 @@ class Found:
             if self.mtp:
                 plain = name_in_table(plain, self.config)
             if sees(plain):
-                reason = "sees images or hears: llama.cpp keeps that part in a file of its own"
+                reason = (
+                    "sees images or hears: llama.cpp keeps that part in a file of its own, which "
+                    "its convert_hf_to_gguf.py --mmproj makes"
+                )
                 self.dropped.append((name, reason))
             elif plain in self.names:
                 other = self.names[plain]

@@ -19,7 +19,7 @@ Source: llama.cpp, tools/imatrix and common/imatrix-loader, of October 2026.
 
 import os
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
@@ -102,16 +102,18 @@ class Importance:
             if (counts <= 0).any()
         }
 
-    def notes(self, lacking: Sequence[str] = ()) -> list[str]:
-        """Sentences on what it does not know; lacking: tensors that had to be encoded without."""
+    def notes(self, lacking: Sequence[str] = (), there: Collection[str] | None = None) -> list[str]:
+        """Sentences on what it does not know; lacking: tensors that had to be encoded without.
+        there: the model's, which are all that are spoken of."""
         said = []
-        if unreached := self.unreached:
+        every = self.unreached.items()
+        if unreached := {n: some for n, some in every if there is None or n in there}:
             shown = "; ".join(
                 f"{name}: {_listed(experts)}" for name, experts in list(unreached.items())[:3]
             )
             more = f"; and in {len(unreached) - 3} more tensors" if len(unreached) > 3 else ""
             said.append(f"experts that no token reached ({shown}{more}): {POLICY}")
-        if names := (*self.unmeasured, *(name for name in lacking if name not in self.unmeasured)):
+        if names := [*dict.fromkeys((*self.unmeasured, *lacking))]:
             what = "has nothing of" if self.file else "could not be measured for"
             said.append(
                 f"{self.file or 'importance'} {what} {_named(names)}; without it all columns of "

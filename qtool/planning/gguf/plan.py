@@ -29,7 +29,7 @@ from qtool.mixtures.rules import Choice, choose, needs_importance
 from qtool.mixtures.table import FILE_TYPES, MOSTLY_NVFP4
 from qtool.planning import notes, unmatched
 from qtool.planning.gguf import estimate
-from qtool.planning.gguf.plan_warnings import warnings
+from qtool.planning.gguf.plan_warnings import of_another, warnings
 from qtool.planning.gguf.planned import GgufPlan
 from qtool.planning.gguf.refusals import (
     refuse_conv1d,
@@ -147,7 +147,15 @@ def make_gguf_plan(
         recipe,
         planned,
         _metadata(recipe, _named(recipe, planned), source, importance, scaled, lossy, origin),
-        (*source.warnings, *warnings(recipe, facts, planned, lossy)),
+        (
+            *source.warnings,
+            *(
+                []
+                if importance is None
+                else of_another(importance.file, importance.entries, planned)
+            ),
+            *warnings(recipe, facts, planned, lossy),
+        ),
         source.dropped,
         memory,
         seconds,

@@ -1,17 +1,21 @@
 """What a user should know of a GGUF plan before the work is done."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from qtool.checkpoints.padding import KEY
-from qtool.gguf_types import FLOATS, BlockType
+from qtool.gguf_types import BY_NAME, FLOATS, BlockType
 from qtool.mixtures.kinds import EMBEDDING_OF_TOKENS, HEAD, ModelFacts
 from qtool.planning.notes import unread
 from qtool.recipe.consistency import without
 from qtool.recipe.gguf import GgufRecipe
+from qtool.telling.sentences import some
 
 _SHOWN = 3  # names in a sentence
+# Of the entries of an importance matrix, or of a model's matrices, that have no counterpart: more
+# than llama-imatrix leaves out, or engines name in another way.
+_STRANGE = 0.25
 # Their encoders have no error to weigh.
 _DEAF = {"F32", "F16", "BF16", "Q8_0", "TQ1_0", "TQ2_0", "MXFP4", "NVFP4", "Q1_0", "Q2_0"}
 # Tables of a recipe, and the transforms that read them.
@@ -39,6 +43,42 @@ class Planned(Protocol):
     def copied(self) -> bool: ...
     @property
     def swept(self) -> bool: ...
+    @property
+    def importance(self) -> bool: ...
+
+
+def of_another(file: str | None, named: Collection[str], tensors: Sequence[Planned]) -> list[str]:
+    """A sentence where a file of importance is, by the names in it, not of this model. Of blocks
+    alone: some files have embeddings and head, some do not."""
+    if file is None:
+        return []
+    known = {tensor.name for tensor in tensors}
+    entries = [name for name in named if name.startswith("blk.")]
+    strange = [name for name in entries if name not in known]
+    weighed = [one for one in tensors if lacks(one) or one.importance]
+    lacking = [one.name for one in weighed if lacks(one)]
+    said = []
+    if len(strange) > _STRANGE * len(entries):
+        said.append(
+            f"{len(strange)} of its {len(entries)} entries are of no tensor here ({some(strange)})"
+        )
+    if len(lacking) > _STRANGE * len(weighed):
+        said.append(
+            f"{len(lacking)} of {len(weighed)} matrices have none ({some(lacking)}), so that all "
+            "their columns count alike"
+        )
+    if not said:
+        return []
+    return [
+        f"importance {file} seems to be of another model: {', and '.join(said)}; "
+        "measure it on this very model, or leave --imatrix out"
+    ]
+
+
+def lacks(tensor: Planned) -> bool:
+    """Whether a matrix of a block is encoded without importance, though there is some."""
+    made = not tensor.copied and tensor.type.name in BY_NAME
+    return made and not tensor.importance and tensor.name.startswith("blk.")
 
 
 def warnings(

@@ -27,6 +27,7 @@ from qtool.gguf_types import BY_NAME
 from qtool.hub import public_name
 from qtool.native.sums import checksum
 from qtool.planning.gguf.plan import make_gguf_plan
+from qtool.planning.gguf.plan_warnings import lacks
 from qtool.planning.gguf.planned import GgufPlan
 from qtool.quantizing.gguf.measuring import Measured, measured
 from qtool.quantizing.gguf.reports import emptied, reports_of
@@ -134,8 +135,8 @@ def _run(
             notes.append("no tensor of this recipe makes use of importance")
         found = found or Measured(importance)
         if found.importance is not None:
-            lacking = [tensor.name for tensor in plan.tensors if _lacks(tensor)]
-            notes += found.importance.notes(lacking)
+            lacking = [tensor.name for tensor in plan.tensors if lacks(tensor)]
+            notes += found.importance.notes(lacking, {tensor.name for tensor in plan.tensors})
         space.agree(resume.header_fact(plan))
         reports, odd, zeros = _write(request, plan, found, source, progress, space, watched)
         notes += odd
@@ -264,12 +265,6 @@ def _factors(importance: Importance | None, tensor: PlannedTensor) -> NDArray[np
     matrices = prod(tensor.source.shape[:-2])
     found = importance.entries[tensor.name].reshape(matrices, tensor.source.in_features)
     return np.ascontiguousarray(found, np.float32)
-
-
-def _lacks(tensor: PlannedTensor) -> bool:
-    """Whether a matrix of a block is encoded without importance, though there is some."""
-    made = not tensor.copied and tensor.type.name in BY_NAME
-    return made and not tensor.importance and tensor.name.startswith("blk.")
 
 
 def source_checksum(plan: GgufPlan, pieces: Pieces, done: Done) -> str:

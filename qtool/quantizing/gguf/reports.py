@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from qtool.checkpoints.holes import EMPTY, said_torn
+from qtool.checkpoints.holes import EMPTY, is_bias, said_torn
 from qtool.gguf.pieces import Done, Pieces
 from qtool.gguf.planned import PlannedTensor
 from qtool.gguf.source import as_floats
@@ -53,7 +53,8 @@ def emptied(plan: GgufPlan, pieces: Pieces, done: Done) -> list[str]:
             continue
         name = some(source.origin) or tensor.name
         if not done.size[numbers].any():
-            said[name] = EMPTY
+            if not is_bias(tensor.name):
+                said[name] = EMPTY
         elif hole := int(done.holes[numbers].sum()):
             said[name] = said_torn(hole, FETCH)
     return together(said)

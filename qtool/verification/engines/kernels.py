@@ -103,7 +103,7 @@ def _awq(view: EngineView, engine: str, who: str) -> Iterator[Finding]:
         yield Finding(
             "error", "engine-format", "",
             f"{who} will not load the AWQ layout {view.layout}: it reads gemm only; store the "
-            "artifact with awq.layout=gemm",
+            "artifact with awq.layout=gemm, or turn it: `qtool convert ARTIFACT --to awq`",
         )  # fmt: skip
     yield from alike(
         "error", "engine-scheme", view.quantized,

@@ -162,6 +162,7 @@ def check_tokenizer(source: GgufSource) -> Iterator[Finding]:
         if value.kind not in INTEGERS or none or 0 <= value.value < tokens:
             continue
         outcome = "generation would never end, or fail" if ends else "llama.cpp ignores it"
+        outcome = "texts that begin with it would fail" if "bos" in key else outcome
         yield Finding(
             "error" if ends else "warning", "tokenizer", key,
             f"{key} is {value.value}, and there are {tokens} tokens; {outcome}: correct it",

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from qtool.checkpoints.holes import is_bias
 from qtool.gguf.to_hf.hf_tensor import floats_of
 from qtool.mixtures.kinds import stored_shape
 from qtool.verification.finding import Finding
@@ -41,7 +42,7 @@ def check_values(sums: Sums) -> Iterator[Finding]:
                 f"{tensor.name}: {hole:,} bytes are 0 in long stretches that begin or end within a "
                 "row: it was not written or fetched to its end; fetch or make the file again",
             )  # fmt: skip
-        elif total == 0 and len(stored_shape(tensor.shape)) > 1:
+        elif total == 0 and len(stored_shape(tensor.shape)) > 1 and not is_bias(tensor.name):
             yield Finding(
                 "warning", "values", tensor.name,
                 f"{tensor.name}: every weight is 0; the layer does nothing, unless the model has "

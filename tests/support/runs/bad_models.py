@@ -29,7 +29,8 @@ def model(original: Path, tmp_path: Path) -> Path:
 
 
 def arguments(model: Path, recipe: str, out: Path, *more: object) -> list[str]:
-    small = ["--samples", 4, "--length", 64, "--calibration", model / "good.txt"]
+    small = ["--samples", 4, "--length", 64]
+    small += [] if "--calibration" in more else ["--calibration", model / "good.txt"]
     group = ["--set", "weights.group_size=32"]
     return [str(a) for a in ("quantize", model, "--recipe", recipe, *group, *small, *more,
                              "-o", out)]  # fmt: skip

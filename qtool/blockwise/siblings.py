@@ -1,0 +1,73 @@
+"""What the routed experts of a block read, together: for those that no token reached.
+
+Engines that round inputs by a stored scale want one of every expert. One that no token of the
+calibration reached has none of its own; it is taken to read what its siblings read: the same
+hidden states before gate and up, and what the same kind of matrices make of them before down.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from qtool.calibrating.sites import Site
+from qtool.calibrating.stats import SiteStats
+
+Stats = dict[str, SiteStats]  # by site id
+_EXPERT = re.compile("expert", re.IGNORECASE)
+_NUMBER = re.compile(r"\d+")
+
+
+def _kind(name: str) -> str:
+    """What siblings have in common: experts.5.down_proj -> experts.*.down_proj."""
+    return _NUMBER.sub("*", name)
+
+
+class Siblings:
+    """One block's, whose sites are measured group by group."""
+
+    def __init__(self, sites: Iterable[Site]) -> None:
+        found = [site for site in sites if site.expert is not None or _EXPERT.search(site.id)]
+        self._waiting = {site.id: site for site in found}
+        self._together: Stats = {}  # by kind
+
+    def filled(
+        self,
+        stats: Stats,
+        unread: Iterable[str],
+        measured: Callable[[Sequence[Site]], Stats],
+    ) -> Stats:
+        """Statistics of a group, those of experts that none reached from their siblings.
+
+        unread: names of matrices that no call was seen to read, which get theirs by name. measured:
+        measures siblings of groups to come, whose inputs no matrix has changed that is quantized
+        already, so that the groups make no difference.
+        """
+        here = [key for key in stats if self._waiting.pop(key, None) is not None]
+        self._add({key: stats[key] for key in here})
+        missing = [key for key in here if stats[key].max_abs is None]
+        missing += filter(_EXPERT.search, unread)
+        kinds = {_kind(key) for key in missing}
+        later = [site for site in self._waiting.values() if _kind(site.id) in kinds]
+        if later:
+            self._add(measured(later))
+            for site in later:
+                del self._waiting[site.id]
+        known = {key: self._together.get(_kind(key)) for key in missing}
+        return {**stats, **{key: found for key, found in known.items() if found is not None}}
+
+    def _add(self, stats: Stats) -> None:
+        for key, one in stats.items():
+            if one.max_abs is not None:
+                before = self._together.get(_kind(key))
+                self._together[_kind(key)] = _both(before, one)
+
+
+def _both(before: SiteStats | None, one: SiteStats) -> SiteStats:
+    """What a scale is told by, and no tokens: none of them reached who gets it."""
+    top, histogram = one.max_abs, one.histogram
+    if before is not None and before.max_abs is not None and top is not None:
+        top = np.maximum(before.max_abs, top)
+    if before is not None and before.histogram is not None and histogram is not None:
+        histogram = before.histogram + histogram
+    return SiteStats(0, max_abs=top, histogram=histogram)

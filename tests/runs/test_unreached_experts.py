@@ -1,0 +1,75 @@
+"""Stored scales of inputs, of experts that no token of the calibration reached."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from qtool.calibrating import groups, placed
+from qtool.calibrating.stats import SiteStats
+from support.models.pipeline_models import Models, models
+from support.runs import quantizing
+from support.runs.quantizing import Run
+
+__all__ = ["models"]
+
+SCALES = (".input_scale", ".input_global_scale")
+Collect = Callable[..., dict[str, SiteStats]]
+
+
+def without(collect: Collect, part: str) -> Collect:
+    """What is collected, as if nothing had reached inputs with `part` in their names."""
+
+    def collected(*given: Any, **more: Any) -> dict[str, SiteStats]:
+        found = collect(*given, **more)
+        return {name: SiteStats(0) if part in name else one for name, one in found.items()}
+
+    return collected
+
+
+def made(model: Path, recipe: str, out: Path, *sets: str) -> tuple[Run, dict[str, float]]:
+    """A run, and its scales of inputs."""
+    run = quantizing.quantize(model, recipe, out, *sets)
+    stored = load_file(out / "model.safetensors")
+    scales = {name: value for name, value in stored.items() if name.endswith(SCALES)}
+    return run, {name: float(value) for name, value in scales.items()}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "sets", "largest"),
+    [
+        ("fp8-static", (), max),
+        ("w8a8-static", ("activations.observer=percentile",), max),
+        ("nvfp4-w4a4", (), min),  # engines multiply by it
+    ],
+)
+def test_an_expert_that_no_token_reached_has_its_siblings_scale(
+    recipe: str, sets: tuple[str, ...], largest: Callable[..., float], models: Models,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    settings = [*(one for one in models.settings() if "group_size" not in one), *sets]
+    monkeypatch.setattr(placed, "collect", without(placed.collect, ".experts.1."))
+    run, together = made(models("qwen3_moe"), recipe, tmp_path / "a", *settings)
+    (note,) = [note for note in run.summary.notes if "expert" in note]
+    never = [report.tokens.count(0) for report in run.summary.experts]
+    assert all(never)
+    assert (
+        f"; {sum(never)} saw none, and have input scales for the largest that other experts" in note
+    )
+    assert "rounded to nearest" not in note  # all are
+    for name, scale in together.items():
+        block, apart, rest = name.partition(".experts.1.")
+        if apart:
+            (where,) = [one for one in run.summary.experts if block == one.name.rpartition(".")[0]]
+            others = [number for number, tokens in enumerate(where.tokens) if tokens]
+            siblings = [together[f"{block}.experts.{other}.{rest}"] for other in others]
+            if sets:  # the share of all that siblings read
+                assert min(siblings) <= scale <= max(siblings)
+            else:
+                assert scale == largest(siblings)
+    of_all = groups.groups_of
+    monkeypatch.setattr(groups, "groups_of", lambda sites, _: of_all(sites, 1))
+    _, apart_too = made(models("qwen3_moe"), recipe, tmp_path / "b", *settings)
+    assert apart_too == together
