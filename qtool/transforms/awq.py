@@ -108,7 +108,9 @@ def diagonal_error(measured: Measured, scale: Floats) -> float:
     error = _error(measured, scale)
     error *= error
     cost = measured.importance / np.square(scale)
-    return float(error.sum(0, dtype=np.float64) @ cost.astype(np.float64)) / measured.share
+    # numpy's own sum: BLAS's depends on its threads.
+    total = (error.sum(0, dtype=np.float64) * cost).sum(dtype=np.float64)
+    return float(total) / measured.share
 
 
 def output_error(measured: Measured, scale: Floats) -> float:

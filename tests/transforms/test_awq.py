@@ -66,6 +66,18 @@ def test_part_of_the_rows_counts_for_all() -> None:
         assert error(part, scale) == pytest.approx(error(whole, scale))
 
 
+def test_errors_are_summed_by_numpy_itself() -> None:
+    """To the bit: sums of BLAS over many columns depend on its threads."""
+    random = np.random.default_rng(2)
+    weight = random.normal(size=(4, 14336)).astype(np.float32)
+    cost = random.lognormal(size=14336).astype(np.float32)
+    reader = awq.Measured(weight, Scheme(4, 128, False), cost, None)
+    for scale in random.lognormal(size=(8, 14336)).astype(np.float32):
+        columns = np.square(awq._error(reader, scale)).sum(0, dtype=np.float64)
+        expected = (columns * (cost / np.square(scale)).astype(np.float64)).sum()
+        assert awq.diagonal_error(reader, scale) == expected
+
+
 def test_candidates_are_the_formula() -> None:
     random = np.random.default_rng(0)
     x, w = random.lognormal(size=(2, 16)).astype(np.float32)
