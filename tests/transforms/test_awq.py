@@ -267,6 +267,26 @@ def test_experts_that_saw_few_tokens_are_left_out(tmp_path: Path) -> None:
     assert same == [2]
 
 
+def test_channels_that_are_always_zero_change_no_others_importance(tmp_path: Path) -> None:
+    """Before GPTQ: errors cost what they do, and the damping, of channels that see something alone;
+    half of them are silent."""
+    wanted, plan, block, found, stream = opened("llama", tmp_path, "w4g128-awq-gptq")
+    rounding = gptq.Options(token_damping=False)
+    group = found.fold_groups()[f"{block.prefix}input_layernorm.weight"]
+    (site,) = group
+    live = np.arange(site.in_features) % 2 == 0
+    gram = np.diag(np.random.default_rng(3).lognormal(size=site.in_features)).astype(np.float32)
+    gram[~live] = 0
+    with Workers(1) as workers:
+        subject = Subject(block, found, plan, wanted, stream, workers)
+        stats = {site.id: SiteStats(1000, gram)}
+        costs = [one.importance for one in awq._measured(subject, group, stats, rounding)]
+    mean = np.diagonal(gram)[live].mean()
+    for cost in costs:
+        np.testing.assert_allclose(cost[live], np.diagonal(gram)[live] + 0.01 * mean, rtol=1e-5)
+        np.testing.assert_allclose(cost[~live], 0.01 * mean, rtol=1e-4)
+
+
 def test_what_takes_no_scales_is_said(tmp_path: Path) -> None:
     wanted, plan, block, found, stream = opened("gpt_neox", tmp_path, "w4g128-awq")
     with Workers(1) as workers:
