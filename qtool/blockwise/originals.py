@@ -146,9 +146,10 @@ def tuned_note(reports: Sequence[TunedReport]) -> list[str]:
     ratios = [one.after / one.before if one.before > 0 else 1.0 for one in reports]
     nearer = sum(ratio < 1 for ratio in ratios)
     return [
-        f"scales of {nearer} of {len(ratios)} blocks were tuned; squared error of their outputs on "
-        f"samples that took no part, against what it was: median {statistics.median(ratios):.3f}, "
-        f"least {min(ratios):.3f}. Errors of single layers are those before it"
+        f"scales of {nearer} of {len(ratios)} blocks were tuned; relative squared error of their "
+        "outputs, token by token, on samples that took no part, against what it was: median "
+        f"{statistics.median(ratios):.3f}, least {min(ratios):.3f}. Errors of single layers are "
+        "those before it"
     ]
 
 

@@ -4,8 +4,8 @@
                                                                          loss -> gradient -> scales
     hidden states of the original model  -> block, original  -> targets /
 
-So a block also makes up for errors of those before it. The squared error of a micro-batch is
-divided by the mean square of its targets. An eighth of the micro-batches takes no part; where the
+So a block also makes up for errors of those before it. The loss is that of qtool.methods.tune, in
+which all tokens count alike, however large. An eighth of the micro-batches takes no part; where the
 block has not come nearer on these, its scales stay as they were.
 
 All of it is done by the CPU, a thread a micro-batch, each with a copy of the block's modules that
@@ -76,8 +76,7 @@ class _Task:
         """Of a micro-batch."""
         hidden, call = self.stream.hidden[number], self.stream.calls[self.block.index][number]
         target = call.layout.hidden(self.targets[number])
-        lost = call.layout.hidden(self.block.outputs(module, hidden, call)) - target
-        return lost.square().mean() / target.square().mean()
+        return tune.lost(call.layout.hidden(self.block.outputs(module, hidden, call)), target)
 
 
 def tune_block(

@@ -24,14 +24,14 @@ nothing, since errors that others make up for count too much.) Small floats have
 (qtool.small_floats), weighed likewise, and codes that are swept onto what these stand for; halfway
 between two, the lower one is taken.
 
-A column whose input is always zero takes no part and is rounded to nearest; among columns that are
-rounded together it counts as the faintest, lest those that matter give way to it. The mean diagonal
-times `damp_percent` is added to the diagonal, ten times more on each failed factorization. A
-Gram matrix of T tokens is itself uncertain, the more so the wider it is: with `token_damping`
-another in_features / T (at most 1) is added, since what the sweep gains from chance correlations
-is lost on other text. (SmolLM2 at 4 bits, 8192 tokens: the output error on other text falls by
-5 %, that on the same text grows by 6 %; where there are tens of thousands of tokens it hardly
-shows.)
+A column whose input is always zero takes no part and is rounded to nearest; where ranges are
+searched, and among columns that are rounded together, it counts by the damping alone, lest those
+that matter give way to it. The mean diagonal times `damp_percent` is added to the diagonal, ten
+times more on each failed factorization. A Gram matrix of T tokens is itself uncertain, the more so
+the wider it is: with `token_damping` another in_features / T (at most 1) is added, since what the
+sweep gains from chance correlations is lost on other text. (SmolLM2 at 4 bits, 8192 tokens: the
+output error on other text falls by 5 %, that on the same text grows by 6 %; where there are tens of
+thousands of tokens it hardly shows.)
 
 Source: Frantar et al., GPTQ, 2022, sections 3 and 4.
 """
@@ -96,7 +96,8 @@ class Factor:
     upper: Real  # [in, in], row major; U of the damped H in sweep order
     order: NDArray[np.int32]  # [in], the column taken at each step
     importance: grid.Floats  # [in], what a squared error in a column costs once those after it
-    # have made up for it: 1 / U_jj^2, in the order of the columns
+    # have made up for it: 1 / U_jj^2, in the order of the columns; the damping where the input is
+    # always zero
     notes: tuple[str, ...] = ()
 
 
@@ -115,14 +116,14 @@ def factor(
     SourceError where the matrix is not finite or no damping helps.
     """
     with single_thread():
-        root, order, notes = _damped_root(gram, options, tokens, dtype, together, spread)
-        cost = importance_of(root, order)
+        root, prepared, notes = _damped_root(gram, options, tokens, dtype, together, spread)
+        cost = importance_of(root, prepared)
         _reverse(root.view(-1).numpy())
         if len(root) <= _WHOLE:
             invert_upper(root)
         else:
             tiles.invert_upper(root, spread, invert_upper)
-    return Factor(np.asarray(root.numpy()), order, cost, notes)
+    return Factor(np.asarray(root.numpy()), prepared.order, cost, notes)
 
 
 def importance(
@@ -130,15 +131,17 @@ def importance(
 ) -> grid.Floats:
     """The importance that factor() finds, for half of its work, [in]."""
     with single_thread():
-        root, order, _ = _damped_root(gram, options, tokens, np.float32, spread=spread)
-    return importance_of(root, order)
+        root, prepared, _ = _damped_root(gram, options, tokens, np.float32, spread=spread)
+    return importance_of(root, prepared)
 
 
-def importance_of(root: torch.Tensor, order: NDArray[np.int32]) -> grid.Floats:
-    """1 / U_jj^2 in the order of the columns, [in]. root: as from _damped_root()."""
+def importance_of(root: torch.Tensor, prepared: "Prepared") -> grid.Floats:
+    """Factor.importance, [in]. root: as from _damped_root()."""
     # R's diagonal is the root's from its end, and U's is one over it.
-    found = np.empty(order.size, np.float32)
-    found[order[::-1]] = torch.diagonal(root).square().cpu().numpy()
+    found = np.empty(prepared.order.size, np.float32)
+    found[prepared.backwards] = torch.diagonal(root).square().cpu().numpy()
+    # A column that is always zero has no others in its row of R: its square is 1 and the damping.
+    found[prepared.dead] -= prepared.diagonal[prepared.dead].astype(np.float32)
     return found
 
 
@@ -148,6 +151,7 @@ class Prepared:
 
     diagonal: NDArray[np.float64]  # [in], over its mean; where the input is always zero, 1, or 0
     # of columns that are rounded together
+    dead: NDArray[np.bool_]  # [in], where the input is always zero
     mean: float
     order: NDArray[np.int32]  # [in], of the sweep
     notes: tuple[str, ...]
@@ -182,7 +186,7 @@ def prepare(diagonal: NDArray[np.float64], options: Options, together: int = 1) 
         order = (first + np.arange(together)).ravel().astype(np.int32)
     else:
         order = np.arange(diagonal.size, dtype=np.int32)
-    return Prepared(diagonal, mean, order, tuple(notes))
+    return Prepared(diagonal, dead, mean, order, tuple(notes))
 
 
 def damped(
@@ -214,11 +218,11 @@ def _damped_root(
     dtype: type[np.floating],
     together: int = 1,
     spread: Spread = in_turn,
-) -> tuple[torch.Tensor, NDArray[np.int32], tuple[str, ...]]:
+) -> tuple[torch.Tensor, Prepared, tuple[str, ...]]:
     """The lower Cholesky factor, row major, of the damped gram / its mean diagonal, reversed.
 
     Reversed means that its columns are in reverse order of the sweep, so that read from its end
-    the factor is R. Also that order, and notes. Of a wide layer each matrix here is half a
+    the factor is R. Also what it was made of, and notes. Of a wide layer each matrix here is half a
     gigabyte: at most two live at a time beside the given one.
     """
     prepared = prepare(np.diagonal(gram).astype(np.float64), options, together)
@@ -238,7 +242,7 @@ def _damped_root(
         return root if found and finite(root) else None
 
     root, notes = damped(attempt, prepared, options, tokens)
-    return root, prepared.order, notes
+    return root, prepared, notes
 
 
 def finite(root: torch.Tensor) -> bool:

@@ -45,7 +45,7 @@ def factor(
 ) -> Factor:
     """gptq.factor of a Gram matrix [in, in] on a device."""
     root, prepared, notes = _damped_root(gram, options, tokens, together)
-    cost = gptq.importance_of(root, prepared.order)
+    cost = gptq.importance_of(root, prepared)
     upper = root.flip(0, 1)
     del root
     gptq.invert_upper(upper)
@@ -55,7 +55,7 @@ def factor(
 def importance(gram: torch.Tensor, options: gptq.Options, tokens: int | None) -> grid.Floats:
     """gptq.importance of a Gram matrix on a device."""
     root, prepared, _ = _damped_root(gram, options, tokens)
-    return gptq.importance_of(root, prepared.order)
+    return gptq.importance_of(root, prepared)
 
 
 def _damped_root(

@@ -38,7 +38,8 @@ class ExpertReport:
 
 @dataclass(frozen=True)
 class TunedReport:
-    """A block whose scales were tuned: squared error of its outputs, relative to their size."""
+    """A block whose scales were tuned: squared error of its outputs, of each token relative to what
+    it should be, mean over tokens."""
 
     block: int
     before: float

@@ -108,7 +108,9 @@ def diagonal_error(measured: Measured, scale: Floats) -> float:
     error = _error(measured, scale)
     error *= error
     cost = measured.importance / np.square(scale)
-    return float(error.sum(0, dtype=np.float64) @ cost.astype(np.float64)) / measured.share
+    # numpy's own sum: BLAS's depends on its threads.
+    total = (error.sum(0, dtype=np.float64) * cost).sum(dtype=np.float64)
+    return float(total) / measured.share
 
 
 def output_error(measured: Measured, scale: Floats) -> float:
@@ -254,7 +256,8 @@ def _measured(
         if rounding is None:
             costs[site_id] = np.diagonal(gram).astype(np.float32), gram
         else:
-            mean = float(np.trace(gram, dtype=np.float64)) / len(gram)
+            live = int(np.count_nonzero(np.diagonal(gram))) or 1  # as gptq.prepare has it
+            mean = float(np.trace(gram, dtype=np.float64)) / live
             with named(site_id):
                 cost = _importance(stats[site_id], rounding, subject)
             costs[site_id] = cost * np.float32(mean), None

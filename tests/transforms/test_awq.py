@@ -66,6 +66,18 @@ def test_part_of_the_rows_counts_for_all() -> None:
         assert error(part, scale) == pytest.approx(error(whole, scale))
 
 
+def test_errors_are_summed_by_numpy_itself() -> None:
+    """To the bit: sums of BLAS over many columns depend on its threads."""
+    random = np.random.default_rng(2)
+    weight = random.normal(size=(4, 14336)).astype(np.float32)
+    cost = random.lognormal(size=14336).astype(np.float32)
+    reader = awq.Measured(weight, Scheme(4, 128, False), cost, None)
+    for scale in random.lognormal(size=(8, 14336)).astype(np.float32):
+        columns = np.square(awq._error(reader, scale)).sum(0, dtype=np.float64)
+        expected = (columns * (cost / np.square(scale)).astype(np.float64)).sum()
+        assert awq.diagonal_error(reader, scale) == expected
+
+
 def test_candidates_are_the_formula() -> None:
     random = np.random.default_rng(0)
     x, w = random.lognormal(size=(2, 16)).astype(np.float32)
@@ -253,6 +265,26 @@ def test_experts_that_saw_few_tokens_are_left_out(tmp_path: Path) -> None:
             if torch.equal(block.weights[f"{experts}.{e}.w2.weight"],
                            original[f"{experts}.{e}.w2.weight"])]  # fmt: skip
     assert same == [2]
+
+
+def test_channels_that_are_always_zero_change_no_others_importance(tmp_path: Path) -> None:
+    """Before GPTQ: errors cost what they do, and the damping, of channels that see something alone;
+    half of them are silent."""
+    wanted, plan, block, found, stream = opened("llama", tmp_path, "w4g128-awq-gptq")
+    rounding = gptq.Options(token_damping=False)
+    group = found.fold_groups()[f"{block.prefix}input_layernorm.weight"]
+    (site,) = group
+    live = np.arange(site.in_features) % 2 == 0
+    gram = np.diag(np.random.default_rng(3).lognormal(size=site.in_features)).astype(np.float32)
+    gram[~live] = 0
+    with Workers(1) as workers:
+        subject = Subject(block, found, plan, wanted, stream, workers)
+        stats = {site.id: SiteStats(1000, gram)}
+        costs = [one.importance for one in awq._measured(subject, group, stats, rounding)]
+    mean = np.diagonal(gram)[live].mean()
+    for cost in costs:
+        np.testing.assert_allclose(cost[live], np.diagonal(gram)[live] + 0.01 * mean, rtol=1e-5)
+        np.testing.assert_allclose(cost[~live], 0.01 * mean, rtol=1e-4)
 
 
 def test_what_takes_no_scales_is_said(tmp_path: Path) -> None:

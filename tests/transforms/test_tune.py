@@ -133,6 +133,47 @@ def block_case(folder: Path) -> Case:
     return block, matrices, stream, targets
 
 
+def relative(block: LoadedBlock, stream: Stream, targets: list[torch.Tensor], at: slice) -> float:
+    """The definition, in float64: each token's squared error over its own target's, mean over the
+    tokens `at` these places of samples that take no part."""
+    errors = []
+    for number in parts(len(targets))[1]:
+        found = block.run(stream.hidden[number], stream.calls[0][number]).double()
+        target = targets[number].double()
+        ratio = (found - target).square().sum(-1) / target.square().sum(-1)
+        errors.append(float(ratio[:, at].mean()))
+    return sum(errors) / len(errors)
+
+
+def test_all_tokens_count_alike_however_large(tmp_path: Path) -> None:
+    """As where the first token of a text has states a thousand times as large as others, which no
+    scale brings near: the others come nearer, and it is they who judge."""
+    block, matrices, stream, targets = block_case(tmp_path / "model")
+    for target in targets:
+        target[:, 0] *= 1000
+    every, others = slice(None), slice(1, None)
+    first, before = (relative(block, stream, targets, at) for at in (every, others))
+    with Workers(2) as workers:
+        tuned = tune_block(block, matrices, stream, targets, workers, TuneOptions(steps=12))
+    assert tuned.before == pytest.approx(first, rel=1e-4)
+    assert tuned.after == pytest.approx(relative(block, stream, targets, every), rel=1e-4)
+    assert relative(block, stream, targets, others) < 0.95 * before
+
+
+def test_a_token_of_nothing_counts_as_a_faint_one() -> None:
+    """No token's loss is divided by less than a hundredth of the median."""
+    target = torch.randn(2, 8, 16, dtype=torch.float64)
+    found = target + 0.1 * torch.randn(2, 8, 16, dtype=torch.float64)
+    target[1, 3] = 0
+    target[0, 0] *= 1000
+    size = target.square().mean(-1)
+    expected = (found - target).square().mean(-1) / size
+    expected[1, 3] = found[1, 3].square().mean() / (0.01 * size.median())
+    assert float(tune.lost(found, target)) == pytest.approx(float(expected.mean()))
+    nothing = torch.zeros(2, 8, 16)
+    assert float(tune.lost(nothing, nothing)) == 0
+
+
 def holds(block: LoadedBlock, matrices: Mapping[str, tune.Grouped]) -> bool:
     return all(
         np.array_equal(block.weights[n].numpy(), one.dequantize()) for n, one in matrices.items()
