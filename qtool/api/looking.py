@@ -57,10 +57,15 @@ def plan(
         requantize,
         threads,
         None if max_ram is None else parse_size(str(max_ram), "--max-ram"),
-        engine,
+        _engine(engine),
         tp,
     )
     return foresee(asked)
+
+
+def _engine(name: str | None) -> str | None:
+    """As the table of engines has it, whatever case it is typed in."""
+    return None if name is None else name.lower()
 
 
 def verify(
@@ -93,7 +98,7 @@ def verify(
         return verify_artifact(
             resolve(str(artifact), progress),
             against=None if against is None else resolve(str(against), progress),
-            engine=engine,
+            engine=_engine(engine),
             tp=tp,
             progress=progress,
             threads=threads,

@@ -85,7 +85,8 @@ def plan(
         for finding in found.findings:
             typer.echo(printable(f"{finding.severity}: {finding.message}"))
         if engine is not None and not found.findings:
-            typer.echo(f"note: {engine} has nothing to say against it, as far as shapes tell")
+            name = engine.lower()
+            typer.echo(f"note: {name} has nothing to say against it, as far as shapes tell")
     if any(finding.severity == "error" for finding in found.findings):
         raise typer.Exit(1)
 

@@ -1,9 +1,11 @@
 """What a plan says of a recipe and a source besides engines' views (qtool/planning/engines.py)."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from qtool.checkpoints import structure
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import UnsupportedError
 from qtool.planned import Planned
@@ -50,6 +52,12 @@ def unread(recipe: Recipe | GgufRecipe) -> list[str]:
         f"note: settings of calibration ({', '.join(sorted(given))}) are not used: recipe "
         f"{recipe.name} looks at no activations{unless}"
     ]
+
+
+def past_positions(config: Mapping[str, Any], length: int) -> list[str]:
+    """Where samples are longer than what the model was made for."""
+    said = structure.past_positions(config, length, "calibration samples")
+    return [] if said is None else [said]
 
 
 def missing_files(checkpoint: Checkpoint, encodes: bool = False) -> list[str]:

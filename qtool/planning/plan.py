@@ -195,6 +195,8 @@ def make_plan(
         *notes.missing_files(checkpoint, recipe.calibrates and not from_stats),
     ]
     warnings += [*seems, *beside.said(checkpoint), *padding.said(checkpoint), *said]
+    if recipe.calibrates and not from_stats:
+        warnings += notes.past_positions(checkpoint.config, recipe.calibration.length)
     roles = roles_of(tensors, blocks)
     actions, more = decided(recipe, checkpoint, roles, unknown, compare_all)
     warnings += more

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from qtool.cards import modelcard
-from qtool.checkpoints import padding, structure
+from qtool.checkpoints import padding
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.converting.source import opened
 from qtool.planning.engines import ROUNDED_SCALES
@@ -159,11 +159,6 @@ def _warnings(request: Request, begun: _Begun) -> list[str]:
     if request.stats is not None and not recipe.calibrates:
         warnings.append(f"note: --stats is not used: recipe {recipe.name} looks at no activations")
     warnings += unread(recipe)
-    if recipe.calibrates and request.stats is None:
-        past = structure.past_positions(
-            begun.checkpoint.config, recipe.calibration.length, "calibration samples"
-        )
-        warnings += [past] if past is not None else []
     return warnings
 
 

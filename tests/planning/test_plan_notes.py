@@ -8,6 +8,7 @@ import pytest
 import qtool
 from qtool.cards.planned_view import planned_view
 from qtool.checkpoints.checkpoint import Checkpoint
+from qtool.errors import UsageError
 from qtool.planning import duration, estimate
 from qtool.planning.plan import Plan, make_plan
 from qtool.planning.rows import rows, scheme_of
@@ -336,3 +337,22 @@ def test_blocks_and_groups_that_kernels_have_one_size_of(tmp_path: Path) -> None
         plan = plan_of(tmp_path / "q", shapes, "w4a8kv4-qserve", f"weights.group_size={size}")
         said = [w for w in plan.warnings if "OmniServe's kernels have groups of 128" in w]
         assert bool(said) == (size == 64)
+
+
+def test_samples_longer_than_the_model(tmp_path: Path) -> None:
+    """As the run says, before it; rounding to nearest reads none."""
+    for recipe, length, told in (
+        ("w4g128-gptq", 513, True), ("w4g128-gptq", 512, False), ("w4g128-rtn", 513, False),
+    ):  # fmt: skip
+        changed = f"calibration.length={length}"
+        plan = plan_of(tmp_path, header_files.llama(), recipe, changed, max_position_embeddings=512)
+        assert told == any(
+            "of 513 tokens" in one and "512 positions" in one for one in plan.warnings
+        )
+
+
+def test_engines_in_any_case() -> None:
+    said = [qtool.plan("tiny", "w3g128-rtn", engine=name).findings for name in ("sglang", "SGLang")]
+    assert said[0] == said[1] and "SGLang will refuse" in said[0][0].message
+    with pytest.raises(UsageError, match="engine is 'tgi'; there are vllm"):
+        qtool.plan("tiny", "w3g128-rtn", engine="TGI")

@@ -2,11 +2,14 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from safetensors.torch import load_file
 
+from qtool.blockwise.siblings import Siblings
 from qtool.calibrating import groups, placed
 from qtool.calibrating.stats import SiteStats
 from support.models.pipeline_models import Models, models
@@ -73,3 +76,15 @@ def test_an_expert_that_no_token_reached_has_its_siblings_scale(
     monkeypatch.setattr(groups, "groups_of", lambda sites, _: of_all(sites, 1))
     _, apart_too = made(models("qwen3_moe"), recipe, tmp_path / "b", *settings)
     assert apart_too == together
+
+
+def test_experts_that_are_modules_of_their_own_have_siblings_by_name() -> None:
+    """Of a matrix that no call was seen to read nothing else is known; of other layers nothing."""
+    ids = [f"model.layers.0.mlp.experts.{n}.up_proj.weight" for n in range(3)]
+    sites: list[Any] = [SimpleNamespace(id=name, expert=None) for name in ids[:2]]
+    tops = {name: SiteStats(9, max_abs=np.float32([n, 5])) for n, name in enumerate(ids[:2])}
+    down, dense = ids[2].replace("up_proj", "down_proj"), "model.layers.0.mlp.up_proj.weight"
+    found = Siblings(sites).filled(tops, [ids[2], down, dense], lambda _: {})
+    assert found.keys() == {*ids} and found[ids[2]].count == 0
+    top = found[ids[2]].max_abs
+    assert top is not None and top.tolist() == [1, 5]

@@ -1,11 +1,13 @@
 """What other tools write, beside the model that it was made of: no false alarm, no false word."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
 
 from qtool.artifacts.artifact import Artifact
 from qtool.cli.verify import lines
@@ -18,9 +20,10 @@ from qtool.verification.against.source_tensors import check_quantized
 from qtool.verification.finding import Verdict
 from qtool.verification.run import verify_artifact
 from support.formats import other_tools as other
-from support.runs.quantizing import first_blocks_of_tiny, quantize
+from support.runs.quantizing import first_blocks_of_tiny, quantize, text_file
 from support.verification.verifying import but_digests
 
+UP = "model.layers.0.mlp.up_proj.weight"
 NORMS = ("input_layernorm", "post_attention_layernorm")
 
 
@@ -236,3 +239,20 @@ def test_a_source_that_is_quantized_itself_is_told_of_beside_errors(tmp_path: Pa
     (one,) = check_quantized(four)
     assert f"{four} is itself quantized (awq): unless" in one.message
     assert [*check_quantized(model)] == []
+
+
+def test_a_row_of_the_source_that_nothing_holds(tmp_path: Path) -> None:
+    """AWQ's scales are its reciprocals. What is wrong of a sane source is the artifact's."""
+    sane = first_blocks_of_tiny(tmp_path / "sane", 1)
+    model = Path(shutil.copytree(sane, tmp_path / "model"))
+    tensors = load_file(model / "model.safetensors")
+    tensors[UP][3] *= 1e8
+    save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
+    text = text_file(tmp_path / "text.txt")
+    sets = (f"calibration.source={text}", "calibration.samples=4", "calibration.length=64")
+    out = quantize(model, "w4g128-awq", tmp_path / "out", *sets).out
+    for source, told in ((model, 1), (sane, 0)):
+        findings = verify_artifact(out, against=source).findings
+        assert any(f.severity == "error" and UP in f.message for f in findings)
+        rows = [f.message for f in findings if "row 3 of the source is " in f.message]
+        assert len(rows) == told and all(f"{UP}: " in row for row in rows)

@@ -3,7 +3,16 @@ is not told again by the checks behind it."""
 
 from collections.abc import Mapping, Sequence
 
-from qtool.verification.against import biases, error, folds, gains, made_of, swapped, unquantized
+from qtool.verification.against import (
+    biases,
+    error,
+    folds,
+    gains,
+    made_of,
+    outlying,
+    swapped,
+    unquantized,
+)
 from qtool.verification.against.multiples import check_multiples
 from qtool.verification.against.norms import CHECK as NORMS
 from qtool.verification.against.norms import check_norms
@@ -53,4 +62,5 @@ def judged(
         known |= readers
     findings += said_by(error.CHECK, gains.check_gains(subject, everything, known))
     findings += said_by(made_of.CHECK, made_of.check_made_of(subject))
+    findings += outlying.told(error.CHECK, subject, findings)
     return findings, compared
