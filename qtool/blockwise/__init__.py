@@ -8,5 +8,5 @@ row_feedback, row_rounding
                        rows that make up for what rows before them have lost
 originals              the original model's states beside the quantized one's
 tuning, tune_block     scales moved until the block gives back what the original gives
-experts                how evenly the text reached them
+experts, siblings      how evenly the text reached them; what those read that it did not reach
 """

@@ -30,9 +30,8 @@ from qtool.streaming.stream import LoadedBlock, Stream
 from qtool.streaming.torch_calls import TorchCalls
 from qtool.transforms.proof import prove
 from qtool.transforms.residual import HANDS_ON, NotRotatableError
-from qtool.transforms.rotate import PROBE
 from qtool.transforms.rotated import Rotated
-from qtool.transforms.rotations import Rotations
+from qtool.transforms.rotations import PROBE, Rotations
 
 _SMALLEST = 8  # of the blocks of H: smaller ones spread too little
 _ATTENTION = re.compile(r"attn|attention")

@@ -42,9 +42,8 @@ from qtool.transforms.residual import (
 )
 from qtool.transforms.rotated import Rotated, change_all
 from qtool.transforms.rotation import Rotation
-from qtool.transforms.rotations import Rotations, changes_of
+from qtool.transforms.rotations import PROBE, Rotations, changes_of
 
-PROBE = (2, 32)  # samples and tokens
 _HEAD_ROWS = 256  # of the head, that are compared
 _FAR = 1024.0  # a power of two changes no bit of what is linear
 

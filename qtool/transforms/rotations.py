@@ -10,6 +10,8 @@ from qtool.transforms.residual import BlockRoles, OuterRoles
 from qtool.transforms.rotated import Change, Rotated, change_all
 from qtool.transforms.rotation import Rotation, sylvester
 
+PROBE = (2, 32)  # samples and tokens that a proof runs on
+
 
 @dataclass(frozen=True)
 class Rotations:
