@@ -15,7 +15,7 @@ from qtool.calibrating.stats import SiteStats
 
 Stats = dict[str, SiteStats]  # by site id
 _EXPERT = re.compile("expert", re.IGNORECASE)
-_NUMBER = re.compile(r"\d+")
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")  # and not those of w1, w2 and w3
 
 
 def _kind(name: str) -> str:
