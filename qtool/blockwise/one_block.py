@@ -114,6 +114,7 @@ def quantize_block(run: Run, index: int) -> Outcome:
         if recipe.reports_outliers:
             columns += outliers.found(group, stats, recipe.llm_int8.threshold)
         if group is groups[0]:
+            siblings.transforming(stats)
             applied = _transformed(run, block, found, stats)
             stats, changed = applied.stats, applied.changed
             notes += applied.notes

@@ -3,10 +3,13 @@
 Engines that round inputs by a stored scale want one of every expert. One that no token of the
 calibration reached has none of its own; it is taken to read what its siblings read: the same
 hidden states before gate and up, and what the same kind of matrices make of them before down.
+Scales that transforms fold into a sibling's own matrices it does not get: there it reads what they
+read before.
 """
 
 import re
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -30,6 +33,15 @@ class Siblings:
         found = [site for site in sites if site.expert is not None or _EXPERT.search(site.id)]
         self._waiting = {site.id: site for site in found}
         self._together: Stats = {}  # by kind
+        self._before: Stats = {}  # transforms, what matrices of one expert make
+
+    def transforming(self, stats: Stats) -> None:
+        """Statistics that transforms are about to change."""
+        self._before = {
+            key: stats[key]
+            for key, site in self._waiting.items()
+            if site.producer is None and key in stats
+        }
 
     def filled(
         self,
@@ -58,9 +70,12 @@ class Siblings:
 
     def _add(self, stats: Stats) -> None:
         for key, one in stats.items():
+            own = self._before.get(key, one)
+            if own.max_abs is not one.max_abs:  # scales were folded into what makes it
+                one = replace(one, max_abs=own.max_abs, histogram=None)
             if one.max_abs is not None:
-                before = self._together.get(_kind(key))
-                self._together[_kind(key)] = _both(before, one)
+                known = self._together.get(_kind(key))
+                self._together[_kind(key)] = _both(known, one)
 
 
 def _both(before: SiteStats | None, one: SiteStats) -> SiteStats:
@@ -68,6 +83,8 @@ def _both(before: SiteStats | None, one: SiteStats) -> SiteStats:
     top, histogram = one.max_abs, one.histogram
     if before is not None and before.max_abs is not None and top is not None:
         top = np.maximum(before.max_abs, top)
-    if before is not None and before.histogram is not None and histogram is not None:
-        histogram = before.histogram + histogram
+        if before.histogram is None or histogram is None:
+            histogram = None
+        else:
+            histogram = before.histogram + histogram
     return SiteStats(0, max_abs=top, histogram=histogram)

@@ -8,7 +8,7 @@ from typing import Any
 
 from typer.core import TyperCommand
 
-from qtool.cli import bytecode
+from qtool import bytecode
 from qtool.errors import QtoolError
 
 _INSTEAD = {

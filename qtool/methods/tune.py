@@ -36,7 +36,7 @@ from qtool.scheme import GroupQuant, rounded
 
 MOMENTUM, MOMENTUM_OF_SQUARES, SMALLEST = 0.9, 0.999, 1e-8
 _ROWS = 256  # of a matrix that are multiplied at once
-_FAINT = 0.01  # of the median square of a token: fainter ones count as if they were that large
+_FAINT = 0.01  # of the median square of tokens but zeros: fainter ones count as if so large
 
 
 @dataclass(eq=False)
@@ -61,7 +61,9 @@ class Scales:
 def lost(found: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     """The loss of what a block gives and is to give, [samples, length, columns]."""
     size = target.square().mean(-1)
-    least = (_FAINT * size.median()).clamp(min=torch.finfo(size.dtype).tiny)
+    some = size[size > 0]
+    usual = some.median() if len(some) else size.sum()
+    least = (_FAINT * usual).clamp(min=torch.finfo(size.dtype).tiny)
     return ((found - target).square().mean(-1) / size.maximum(least)).mean()
 
 

@@ -21,6 +21,7 @@ reading weights, so that c is taken to be the ratio of sizes. Source: Leviathan 
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise, starmap
 from typing import Any
 
 import numpy as np
@@ -118,9 +119,11 @@ def numbers(
     """The numbers of some positions, float64 [positions] each. following: tokens [positions];
     logits [positions, vocabulary], of the artifact and of the reference."""
     found = []
-    step = max(1, _IN_DOUBLE // logits.shape[-1])
-    for start in range(0, len(logits), step):
-        part = slice(start, start + step)
+    # In parts of about one size: torch sums a row that is alone in as many pieces as there are
+    # threads.
+    count = max(1, min(logits.numel() // _IN_DOUBLE, len(logits) // 2))
+    edges = [len(logits) * number // count for number in range(count + 1)]
+    for part in starmap(slice, pairwise(edges)):
         log_q = torch.log_softmax(logits[part], -1, dtype=torch.float64)
         log_p = None
         if reference is not None:

@@ -12,7 +12,8 @@ and HF_TOKEN are huggingface_hub's; the token goes to the hub alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
@@ -132,22 +133,27 @@ def _in_repository(model: hub.HubModel, inside: str) -> Place:
         hf_hub_url(model.repository, "config.json")
     except HFValidationError:
         raise SourceError(f"{where}: {model.repository!r} is not a name on the hub") from None
-    commit, names = _list_files(server, endpoint, model, where)
+    with ExitStack() as failed:
+        failed.callback(server.close)
+        commit, names = _list_files(server, endpoint, model, where)
+        inside, file = _split(inside, names, where)
+        failed.pop_all()
 
     def url_of(name: str) -> str:
         return hf_hub_url(model.repository, inside + name, revision=commit)
 
-    if inside in names:
-        folder, slash, file = inside.rpartition("/")
-        inside = folder + slash
-    elif inside:
-        file, inside = "", inside + "/"
-        if not any(name.startswith(inside) for name in names):
-            raise SourceError(f"{where}: has no file or folder {inside.rstrip('/')!r}")
-    else:
-        file = ""
     below = frozenset(n.removeprefix(inside) for n in names if n.startswith(inside))
     return Place(server, f"{where}/{inside}".rstrip("/"), url_of, below, file or None)
+
+
+def _split(inside: str, names: Sequence[str], where: str) -> tuple[str, str]:
+    """What is asked for within a repository: a folder with its slash, and a file there or none."""
+    if inside in names:
+        folder, slash, file = inside.rpartition("/")
+        return folder + slash, file
+    if inside and not any(name.startswith(f"{inside}/") for name in names):
+        raise SourceError(f"{where}: has no file or folder {inside!r}")
+    return inside and f"{inside}/", ""
 
 
 def _list_files(

@@ -226,6 +226,8 @@ class Server:
                 with self._lock:
                     self._idle.setdefault(where, []).append(line)
             else:
+                if response is not None:  # which holds the socket of what the server ends
+                    response.close()
                 line.connection.close()
 
     def _headers(self, url: str, wish: Wish) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """`qtool calibrate` and `quantize --stats`: one measurement of the original serves many recipes."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from qtool.calibrating import placed, same_model
 from qtool.calibrating.stats import SiteStats
 from qtool.calibrating.stats_file import StatsFile
 from qtool.checkpoints.checkpoint import Checkpoint
+from qtool.hub import tiny_folder
 from qtool.streaming.skeleton import Skeleton
 from qtool.transforms import awq, chain
 from qtool.transforms.proved import Applied, Subject
@@ -240,6 +242,9 @@ def test_killed_when_it_has_its_name_it_is_told_finished(
     words += ["--calibration", root / "text.txt", "--samples", 1, "--length", 16]
     killed_named(lambda: call(*words), last)
     assert call(*words[:-1], 32).status == 1  # of other text
+    other = shutil.copytree(tiny_folder(), root / f"other-{both}")
+    (other / "model.safetensors").touch()  # a file of its own
+    assert call("calibrate", other, *words[2:]).status == 1
     killed_named(lambda: [last.unlink(), imatrix.unlink(missing_ok=True), call(*words)], last)
     whole = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
     monkeypatch.setattr("qtool.quantizing.calibrate.measure_block", None)

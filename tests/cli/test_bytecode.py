@@ -21,7 +21,9 @@ runpy.run_module("qtool", run_name="__main__")
 """
 
 
-@pytest.mark.parametrize("module", ["qtool/cli/plan.py", "qtool/recipe/recipe.py"])
+@pytest.mark.parametrize(
+    "module", ["qtool/cli/plan.py", "qtool/recipe/recipe.py", "qtool/cli/__init__.py"]
+)
 @pytest.mark.parametrize("damage", [slice(0, 200), slice(0, 17)])
 def test_the_folder_to_remove_is_named(module: str, damage: slice, tmp_path: Path) -> None:
     """Of a module that the command line imports, or a command when it runs."""

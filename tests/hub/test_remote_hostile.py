@@ -1,6 +1,9 @@
 """Servers that fail, or lie: `inspect` says so in one sentence, soon, having read little."""
 
+import gc
+import threading
 import time
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -257,6 +260,28 @@ def test_the_hub_refuses(server: RangeServer) -> None:
     assert "expected a JSON object" in refusal("hf://ann/m")
     server.files[place] = as_json({"siblings": [1, {"rfilename": 2}, {"x": 1}], "sha": 7})
     assert "has no safetensors files" in refusal("hf://ann/m")
+
+
+@pytest.mark.parametrize("refused", ["list", "folder", "file"])
+def test_no_connection_is_left_open(server: RangeServer, refused: str) -> None:
+    """Neither of those that are kept for a next request, nor of one that the server ends."""
+    place = "api/models/ann/m/revision/main"
+    server.files[place] = as_json({"siblings": [{"rfilename": "x.bin"}], "sha": "1"})
+    address = "hf://ann/m/nowhere"
+    if refused == "list":
+        server.files[place] = whole(b"[1]")
+    if refused == "file":
+        server.answers["m.safetensors"] = lambda h: h.answer(418)
+        address = f"{server.url}/m.safetensors"
+    gc.collect()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", ResourceWarning)
+        refusal(address)
+        for timer in threading.enumerate():
+            if isinstance(timer, threading.Timer):  # of a connection, which it knows until it ends
+                timer.join(5)
+        gc.collect()
+    assert not [str(one.message) for one in said if "unclosed" in str(one.message)]
 
 
 def test_offline(server: RangeServer, monkeypatch: pytest.MonkeyPatch) -> None:

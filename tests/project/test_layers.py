@@ -8,14 +8,15 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 # Lowest first; a name with .py is a file beside the folders.
 LAYERS = (
-    "lazy_numpy.py", "errors.py", "memory.py", "gguf_types.py", "float_codes.py", "scheme.py",
-    "telling", "native", "formats", "planned.py", "record.py", "mixtures", "recipe", "homes", "hub",
-    "checkpoints", "workspaces", "texts", "artifacts", "native_gguf.py", "grid.py",
-    "small_floats.py", "dequantize.py", "engine_commands.py", "cuda", "streaming", "methods",
-    "calibrating", "transforms", "inspecting", "provenance", "gguf", "remote", "quality",
-    "verification", "planning", "slopes", "diff", "runs", "blockwise", "doctor.py", "report",
-    "cards", "publishing", "converting", "quantizing", "generating", "benching", "reproduce",
-    "matrix", "fitting", "api", "schemas", "cli", "__main__.py",
+    "bytecode.py", "lazy_numpy.py", "errors.py", "memory.py", "gguf_types.py", "float_codes.py",
+    "scheme.py", "telling", "native", "formats", "planned.py", "record.py", "mixtures",
+    "recipe", "homes", "hub", "checkpoints", "workspaces", "texts", "artifacts",
+    "native_gguf.py", "grid.py", "small_floats.py", "dequantize.py", "engine_commands.py",
+    "cuda", "streaming", "methods", "calibrating", "transforms", "inspecting", "provenance",
+    "gguf", "remote", "quality", "verification", "planning", "slopes", "diff", "runs",
+    "blockwise", "doctor.py", "report", "cards", "publishing", "converting", "quantizing",
+    "generating", "benching", "reproduce", "matrix", "fitting", "api", "schemas", "cli",
+    "__main__.py",
 )  # fmt: skip
 # Whoever opens a source that is quantized already sees it as `convert` would write it.
 AS_CONVERTED = "qtool.converting.source"

@@ -46,3 +46,22 @@ def test_small_divergences_are_not_lost_among_many_words(noise: float) -> None:
     at = np.arange(POSITIONS - 1), tokens[0, 1:]
     np.testing.assert_allclose(found.loss[0], -log_q[at], rtol=1e-12)
     np.testing.assert_allclose(found.change[0], q[at] - p[at], rtol=1e-8, atol=1e-18)
+
+
+def test_figures_are_the_same_for_any_number_of_threads() -> None:
+    """A row by itself is one that torch sums in as many pieces as there are threads."""
+    words, positions = 128_256, 17  # 8 rows are 2^20 numbers, and one is left
+    random = torch.Generator().manual_seed(0)
+    reference = 3 * torch.randn(positions, words, generator=random)
+    logits = reference + 0.1 * torch.randn(positions, words, generator=random)
+    following = torch.randint(0, words, (positions,), generator=random)
+    before = torch.get_num_threads()
+    found = []
+    try:
+        for threads in (1, 2, 4, 7):
+            torch.set_num_threads(threads)
+            found.append(metrics.numbers(following, logits, reference))
+    finally:
+        torch.set_num_threads(before)
+    for other in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
