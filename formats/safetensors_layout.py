@@ -148,9 +148,7 @@ def plan_shards(
         else [f"model-{i + 1:05}-of-{len(shards):05}.safetensors" for i in range(len(shards))]
     )
     files = tuple(
-        _lay_out(
-            name, sorted(shard, key=lambda unit: -DTYPE_BITS[unit.spec.dtype]), {"format": "pt"}
-        )
+        _lay_out(name, sorted(shard, key=lambda unit: -DTYPE_BITS[unit.spec.dtype]), _TORCH)
         for name, shard in zip(names, shards, strict=True)
     )
     everything = [name for file in files for name in file.stored]

@@ -9,7 +9,7 @@ import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from qtool import __version__
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.checkpoints.gguf_models import is_gguf, source_files
 from qtool.converting import resume
-from qtool.converting.certificate import Certificate, Rounded, Squares
+from qtool.converting.certificate import Certificate, Converted, Rounded, Squares
 from qtool.converting.model import DTYPE_NAMES
 from qtool.converting.resume import Place, at_once
 from qtool.errors import FormatError, QtoolError, ResumeError
@@ -61,25 +61,6 @@ _AT_ONCE = 1 << 22  # numbers that are compared in one piece
 
 # Where something of a layout is made, and what of it an earlier run has finished.
 Making = Callable[[Layout], AbstractContextManager[Place]]
-
-
-@dataclass(frozen=True)
-class Converted:
-    """What was written."""
-
-    artifact: str
-    architecture: str
-    dtype: str
-    tensors: int
-    size_bytes: int
-    dequantized: dict[str, int]  # block type -> tensors that are plain numbers now
-    certificate: Certificate
-    warnings: tuple[str, ...]
-
-    @property
-    def exact(self) -> bool:
-        """Whether every number is the one of the GGUF file."""
-        return self.certificate.exact
 
 
 def convert_to_hf(

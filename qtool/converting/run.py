@@ -110,20 +110,10 @@ def _keep_inputs(request: Request, model: Model) -> None:
 def _gguf_to_hf(request: Request, file: GgufFile, progress: Progress) -> Converted:
     source = gguf_source(file)
     say_all(source.warnings, progress)
-    made = convert_to_hf(
+    return convert_to_hf(
         source, request.out, request.dtype, request.max_shard_bytes, progress,
         partial(resumed, request, source.path, progress), f"sha256:{digest(file)}",
     )  # fmt: skip
-    return Converted(
-        artifact=made.artifact,
-        certificate=made.certificate,
-        architecture=made.architecture,
-        dtype=made.dtype,
-        tensors=made.tensors,
-        size_bytes=made.size_bytes,
-        dequantized=made.dequantized,
-        warnings=made.warnings,
-    )
 
 
 def _folder(request: Request, model: Model, plan: Plan, progress: Progress) -> Converted:

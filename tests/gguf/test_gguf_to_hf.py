@@ -83,7 +83,7 @@ def test_there_and_back(name: str, dtype: str, tmp_path: Path) -> None:
     first = source_of(gguf_models.build(name, tmp_path / "model", dtype=dtype))
     made = back(first, tmp_path / "back")
     again = source_of(tmp_path / "back")
-    assert made.exact
+    assert made.certificate.exact
     one, other = bytes_of(first), bytes_of(again)
     for key in [key for key in one if name in _OTHER_ROWS and key.endswith(_OTHER_ROWS[name])]:
         kept = [sorted(_rows(t, key)) for t in (first, again)]
@@ -185,7 +185,7 @@ def test_experts_in_blocks_come_back_as_plain_numbers(name: str, tmp_path: Path)
     first = source_of(gguf_models.build(name, tmp_path / "model", dtype="bfloat16"))
     made = back(first, tmp_path / "back")
     again = source_of(tmp_path / "back")
-    assert made.dequantized["MXFP4"] == 4 and made.exact
+    assert made.dequantized["MXFP4"] == 4 and made.certificate.exact
     others = {tensor.name: tensor for tensor in again.tensors}
     for one in first.tensors:
         other = others.pop(one.name)
@@ -219,7 +219,7 @@ def test_quantized_tensors_are_dequantized_and_counted(tmp_path: Path) -> None:
     source = quantized(source_of(folder), "blk.0.ffn_gate.weight", "Q8_0")
     made = back(source, tmp_path / "back", "bfloat16")
     assert made.dequantized == {"Q8_0": 1}
-    assert not made.exact
+    assert not made.certificate.exact
     tensor = next(t for t in source.tensors if t.name == "blk.0.ffn_gate.weight")
     exact = native_gguf.dequantize(tensor.read(0, tensor.rows), tensor.type, 64, "bfloat16")
     written = Checkpoint.open(tmp_path / "back").array("model.layers.0.mlp.gate_proj.weight")
