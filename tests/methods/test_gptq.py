@@ -78,9 +78,10 @@ def test_neighbours_that_keep_together_are_put_in_order_as_one(together: int) ->
     assert (np.diff(strength) <= 0).all() and (strength[: -(20 // together)] > 0).all()
     assert sorted(found.order) == list(range(64))
     cost = 1 / np.square(np.diagonal(found.upper))
-    cost[(found.order >= 40) & (found.order < 60)] = 0.01
-    np.testing.assert_allclose(found.importance[found.order], cost, rtol=1e-5)
+    live = (found.order < 40) | (found.order >= 60)
+    np.testing.assert_allclose(found.importance[found.order[live]], cost[live], rtol=1e-6)
     dead = found.importance[40:60]
+    np.testing.assert_allclose(dead, 0.01, rtol=1e-5)  # a difference in float32
     assert (np.delete(found.importance, np.s_[40:60]) > dead.max()).all()
     if together == 1:
         assert gptq.importance(gram, gptq.Options())[40:60] == pytest.approx(0.01, rel=1e-4)
