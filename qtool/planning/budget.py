@@ -11,7 +11,7 @@ from typing import Any
 
 from qtool.errors import UnsupportedError
 from qtool.memory import gram_sum_bytes
-from qtool.planning.estimate import Peak
+from qtool.planning.peak import Peak
 from qtool.planning.shapes import GRAM_BYTES, Setting, Shapes
 
 _MIB = 1 << 20

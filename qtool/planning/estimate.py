@@ -10,22 +10,25 @@ needs no forward pass; where it is rotated before, the proof of that runs each b
 as it is then. The constants below are the only measured numbers.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from qtool.memory import gram_sum_bytes
 from qtool.planning.duration import REPORTED_ROWS
+from qtool.planning.fitting import measuring
+from qtool.planning.peak import (
+    KEPT_BYTES_PER_WEIGHT,
+    MOST_KEPT_BYTES,
+    Peak,
+    encoding,
+    process_bytes,
+    reading,
+)
 from qtool.planning.shapes import ROWS_AT_ONCE, Block, Input, Setting, Shapes
 
 # Resident bytes of the process before any tensor is read.
 PLAIN_PROCESS_BYTES = 67_000_000
 ROUNDING_PROCESS_BYTES = 75_000_000
-TORCH_PROCESS_BYTES = 461_000_000
 PROVING_PROCESS_BYTES = 415_000_000  # torch and transformers, but no calibration text
-# What is kept of each byte of a calibration text while its samples are not chosen yet: 4 bytes of a
-# token, which has 4 or more bytes of English, and between 2 and 3 of a mixture of languages.
-IDS_BYTES_PER_BYTE = 2
-# Bytes of a tensor that are read at once, and how often they are in memory while that lasts.
-READ_BYTES, READ_COPIES = 1 << 22, 2
 # Temporary float32 numbers for each token of a micro-batch under way, in widths of the hidden
 # states and of the block's widest matrix; and copies of what its experts read.
 ACTIVATIONS_OF_HIDDEN, ACTIVATIONS_OF_WIDEST, ROUTED_COPIES = 3.0, 3.0, 1.0
@@ -71,18 +74,7 @@ HEAD_BYTES_PER_WEIGHT = 19
 FED_BACK_BYTES = 10
 # What a run has open that measures slopes of the loss first, beside what `qtool fit` has.
 BESIDE_SLOPES_BYTES = 60_000_000
-# What malloc keeps for each thread of the arrays that were there before: at most two, since those
-# above 32 MiB, its highest threshold, go back to the system.
-KEPT_BYTES_PER_WEIGHT, MOST_KEPT_BYTES = 14, 2 << 25
 PROVING = "a block in float32, as it was and rotated"
-
-
-@dataclass(frozen=True)
-class Peak:
-    """Resident bytes, and in words what most of them are."""
-
-    nbytes: int
-    of: str
 
 
 def peak(shapes: Shapes, setting: Setting) -> Peak:
@@ -100,8 +92,6 @@ def peak(shapes: Shapes, setting: Setting) -> Peak:
     most = max(stages, key=lambda stage: stage.nbytes)
     slopes = Peak(0, "")
     if shapes.fed_back:
-        from qtool.planning.fitting import measuring
-
         fed = replace(shapes, tokens=shapes.fed_back)
         slopes = measuring(fed, setting.threads, shapes.batch)
         slopes = replace(slopes, nbytes=slopes.nbytes + BESIDE_SLOPES_BYTES)
@@ -109,16 +99,6 @@ def peak(shapes: Shapes, setting: Setting) -> Peak:
     apart = TUNED_STATES if shapes.follows or shapes.guides else 1.0
     base = process_bytes(shapes) + int(states * apart)
     return max(Peak(base + most.nbytes, most.of), slopes, key=lambda stage: stage.nbytes)
-
-
-def process_bytes(shapes: Shapes) -> int:
-    """Of a process that calibrates, before it reads a tensor."""
-    return TORCH_PROCESS_BYTES + shapes.tables
-
-
-def encoding(shapes: Shapes) -> Peak:
-    """Of the text to calibrate on, of which numbers are kept alone."""
-    return Peak(IDS_BYTES_PER_BYTE * shapes.text, "the tokens of the whole calibration text")
 
 
 def _plain_peak(shapes: Shapes, setting: Setting) -> Peak:
@@ -169,11 +149,6 @@ def proving(shapes: Shapes) -> int:
     """Bytes of a block and of the same rotated, while its last tensor is read and rotated."""
     each = (2 * one.nbytes + 4 * one.largest + reading(2 * one.largest) for one in shapes.blocks)
     return max(each, default=0)
-
-
-def reading(nbytes: int) -> int:
-    """Bytes that it takes to read a tensor of `nbytes`, beside what is made of it."""
-    return READ_COPIES * min(nbytes, READ_BYTES)
 
 
 def _embedding(shapes: Shapes) -> int:

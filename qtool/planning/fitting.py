@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from qtool.planning.budget import Memory, choose
-from qtool.planning.estimate import (
+from qtool.planning.peak import (
     MOST_KEPT_BYTES,
     TORCH_PROCESS_BYTES,
     Peak,

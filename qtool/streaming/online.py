@@ -11,12 +11,13 @@ brings torch along; that something is to be, a file tells without it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from qtool.streaming.stream import LoadedBlock
+    import torch
 
 
 @dataclass(frozen=True)
@@ -40,11 +41,17 @@ class Online:
         """R4 alone."""
         return Online(dict(self.inputs))
 
-    def inside(self, block: LoadedBlock) -> AbstractContextManager[Any]:
-        """Within, the block's calls get rotated inputs; in the thread that enters it."""
+    def inside(
+        self, index: int, weights: Mapping[str, torch.Tensor]
+    ) -> AbstractContextManager[Any]:
+        """Within, calls of block `index` get rotated inputs; in the thread that enters it.
+
+        weights: the block's, by checkpoint name.
+        """
         from qtool.streaming.turning import turned_inside
 
-        return turned_inside(block, self)
+        sizes = [(view, self.inputs[name]) for name, view in weights.items() if name in self.inputs]
+        return turned_inside(sizes, self.heads.get(index))
 
 
 def block_size(width: int) -> int:

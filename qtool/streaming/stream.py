@@ -135,7 +135,7 @@ class LoadedBlock:
         given = call.layout.given(states)
         args = [given.put(argument) for argument in call.args]
         kwargs = {name: given.put(argument) for name, argument in call.kwargs.items()}
-        with self.online.inside(self):
+        with self.online.inside(self.index, self.weights):
             output = module(given.hidden, *args, **kwargs)
         try:
             return call.layout.after(states, given, output, type(self.module).__name__)

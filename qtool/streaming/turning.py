@@ -4,9 +4,9 @@ meets the rotated ones."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,18 +14,17 @@ import torch.nn.functional as F
 from qtool.streaming.by_address import ByAddress
 from qtool.streaming.torch_calls import TorchCalls
 
-if TYPE_CHECKING:
-    from qtool.streaming.online import Online
-    from qtool.streaming.stream import LoadedBlock
 
+def turned_inside(
+    weights: Sequence[tuple[torch.Tensor, int]], heads: int | None
+) -> AbstractContextManager[Any]:
+    """Within, calls get rotated inputs; in the thread that enters it.
 
-def turned_inside(block: LoadedBlock, online: Online) -> AbstractContextManager[Any]:
-    """Within, the block's calls get rotated inputs; in the thread that enters it."""
-    sizes = ByAddress.of(
-        (view, online.inputs[name]) for name, view in block.weights.items() if name in online.inputs
-    )
-    heads = online.heads.get(block.index)
-    return nullcontext() if not sizes and heads is None else _Turned(sizes, heads)
+    weights: matrices, each with the size of H that turns its inputs. heads: of queries and keys.
+    """
+    if not weights and heads is None:
+        return nullcontext()
+    return _Turned(ByAddress.of(weights), heads)
 
 
 def turned(x: torch.Tensor, size: int) -> torch.Tensor:

@@ -54,8 +54,9 @@ from qtool.verification.against import (
     made_of,
     source_tensors,
 )
+from qtool.verification.against.compared import Compared
 from qtool.verification.against.one_by_one import one_by_one as source_one_by_one
-from qtool.verification.against.scaling import Compared, compare
+from qtool.verification.against.scaling import compare
 from qtool.verification.against.side_by_side import Floats
 from qtool.verification.dense_list import check_dense_list
 from qtool.verification.files import check_files

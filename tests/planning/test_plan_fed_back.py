@@ -6,6 +6,7 @@ import pytest
 
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.planning import estimate
+from qtool.planning.peak import KEPT_BYTES_PER_WEIGHT
 from qtool.planning.plan import Plan, make_plan
 from qtool.planning.shapes import Block, Input, Setting, Shapes, shapes_of, whole_batches
 from qtool.recipe.recipe import load
@@ -99,7 +100,7 @@ def test_experts(inner: int, tmp_path: Path) -> None:
     kept = estimate.BACK_OF_HIDDEN * HIDDEN + estimate.BACK_OF_WIDEST * block.widest
     back = parts[1]["slopes by what matrices of a block give"]
     grams = 4 * sum(one.width**2 for one in estimate._together(more, block, Setting(1)))
-    free = estimate.KEPT_BYTES_PER_WEIGHT * max(one.largest for one in block.inputs)
+    free = KEPT_BYTES_PER_WEIGHT * max(one.largest for one in block.inputs)
     assert back == free + block.nbytes + grams + 4 * HIDDEN**2 + int(
         4 * more.batch * (kept + 3 * met * HIDDEN)
     )

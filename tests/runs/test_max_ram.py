@@ -15,7 +15,7 @@ from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.cli.main import app
 from qtool.errors import UnsupportedError
 from qtool.planning import budget, estimate, shapes
-from qtool.planning.estimate import Peak
+from qtool.planning.peak import Peak
 from qtool.planning.plan import Plan, make_plan
 from qtool.planning.shapes import GRAM_BYTES, Setting
 from qtool.quantizing import pipeline

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from qtool.checkpoints.checkpoint import Checkpoint, View
-from qtool.planning import estimate
+from qtool.planning import peak
 from qtool.planning.plan import make_plan
 from qtool.recipe.recipe import load
 from support.models import header_files
@@ -18,7 +18,7 @@ from support.planning.no_process import no_process
 
 __all__ = ["no_process"]
 
-PROCESS = estimate.TORCH_PROCESS_BYTES
+PROCESS = peak.TORCH_PROCESS_BYTES
 # The highest peaks of two threads, in MiB, as tests/bars/max_ram.py and memory.py --wide have
 # measured them: hidden, inner and key widths, samples of 512 tokens.
 MEASURED = [
@@ -40,7 +40,7 @@ def test_the_estimate_is_a_little_more_than_what_was_measured(
     recipe: str, widths: tuple[int, int, int], samples: int, measured: int,
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(estimate, "TORCH_PROCESS_BYTES", PROCESS)
+    monkeypatch.setattr(peak, "TORCH_PROCESS_BYTES", PROCESS)
     model = header_files.write(tmp_path / "m", header_files.llama(2, *widths, vocabulary=2048))
     sets = [f"calibration.samples={samples}", "calibration.length=512", "gptq.yaqa=0"]
     planned = make_plan(load(recipe, sets), Checkpoint.open(model), threads=2).peak_rss_bytes
@@ -55,7 +55,7 @@ def test_an_embedding_is_copied_in_parts(
     recipe: str, measured: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As measured by two threads of the shape "vocabulary" of tests/bars/max_ram.py."""
-    monkeypatch.setattr(estimate, "TORCH_PROCESS_BYTES", PROCESS)
+    monkeypatch.setattr(peak, "TORCH_PROCESS_BYTES", PROCESS)
     shapes = header_files.llama(2, 768, 2048, 192, vocabulary=151_936)
     model = Checkpoint.open(header_files.write(tmp_path / "m", shapes))
     sets = ["calibration.samples=8", "calibration.length=512"]

@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 import qtool
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.cli.main import main
+from qtool.verification.against.compared import Compared
 from qtool.verification.against.fit import fit
 from qtool.verification.against.pairs import Heads, unpaired
-from qtool.verification.against.scaling import Compared
 from qtool.verification.against.side_by_side import Floats, SideBySide, rows_of_array
 from qtool.verification.run import verify_artifact
 from support.runs.quantizing import build, first_blocks_of_tiny, quantize, text_file

@@ -15,8 +15,9 @@ from safetensors.torch import load_file, save_file
 from qtool.hub import tiny_folder
 from qtool.scheme import GroupQuant, Scheme
 from qtool.verification.against import single_scales
+from qtool.verification.against.compared import Compared
 from qtool.verification.against.off_scales import OffScale
-from qtool.verification.against.scaling import Compared, compare
+from qtool.verification.against.scaling import compare
 from qtool.verification.against.side_by_side import rows_of_array
 from qtool.verification.run import verify_artifact
 from support.runs.quantizing import quantize

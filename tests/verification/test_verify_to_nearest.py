@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from qtool.hub import tiny_folder
 from qtool.verification.against import to_nearest
-from qtool.verification.against.scaling import Compared
+from qtool.verification.against.compared import Compared
 from support.runs.quantizing import quantize
 from support.verification.verifying import beside_tiny, forget_digests
 

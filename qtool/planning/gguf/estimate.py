@@ -29,11 +29,11 @@ from qtool.planning.estimate import (
     PLAIN_PROCESS_BYTES,
     PROVING,
     PROVING_PROCESS_BYTES,
-    Peak,
     peak,
     proving,
 )
 from qtool.planning.handed import PER_LAYER, Handed
+from qtool.planning.peak import Peak
 from qtool.planning.shapes import (
     Block,
     Input,

@@ -13,10 +13,10 @@ from qtool.verification.against import (
     swapped,
     unquantized,
 )
+from qtool.verification.against.compared import Compared
 from qtool.verification.against.multiples import check_multiples
 from qtool.verification.against.norms import CHECK as NORMS
 from qtool.verification.against.norms import check_norms
-from qtool.verification.against.scaling import Compared
 from qtool.verification.against.side_by_side import Floats
 from qtool.verification.finding import Finding, said_by
 from qtool.verification.subject import Subject

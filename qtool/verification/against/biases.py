@@ -10,9 +10,9 @@ from qtool.scheme import GroupQuant
 from qtool.telling.sentences import count as counted
 from qtool.telling.sentences import some
 from qtool.verification import config
+from qtool.verification.against.compared import Compared
 from qtool.verification.against.fit import WORTH, spread, uneven
 from qtool.verification.against.folds import BEFORE, PLUS_ONE
-from qtool.verification.against.scaling import Compared
 from qtool.verification.against.side_by_side import Floats, norm
 from qtool.verification.finding import Finding
 from qtool.verification.subject import Subject

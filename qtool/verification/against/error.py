@@ -8,8 +8,8 @@ from qtool.scheme import Scheme
 from qtool.telling.sentences import AGAIN, some
 from qtool.telling.sentences import count as counted
 from qtool.verification.against import made_up, pruned, single_scales, to_nearest
+from qtool.verification.against.compared import LOST, Compared
 from qtool.verification.against.made_of import made_of_it, rotated
-from qtool.verification.against.scaling import LOST, Compared
 from qtool.verification.finding import Finding, LayerError
 from qtool.verification.subject import Subject
 

@@ -2,31 +2,18 @@
 their reciprocals. Whether anything makes up for it is judged in `multiples`."""
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from qtool.scheme import GroupQuant
+from qtool.verification.against.compared import Multiple
 from qtool.verification.against.fit import MATCH, Fit, uneven
 from qtool.verification.against.side_by_side import Floats
-
-if TYPE_CHECKING:
-    from qtool.verification.against.scaling import Compared
 
 _EVEN = MATCH / 2  # of the logarithm: the scales of rows that are one factor
 LEAST = 0.03  # of the logarithm: nearer to 1, it is what clipping and casting leave
 WORTH = 1.5  # times the error without the factor: GPTQ makes 1, of two bits, too
 RECIPROCALS = math.inf  # in place of a factor
-
-
-@dataclass(frozen=True)
-class Multiple:
-    """How many times the source a matrix is; RECIPROCALS where that is not it."""
-
-    times: float
-    shows: bool  # whether a matrix of as few bits that makes up for it would be seen, too
-    without: "Compared | None" = None  # the matrix, judged without it
 
 
 def multiple_of(found: Fit | None) -> Multiple | None:

@@ -17,10 +17,10 @@ from qtool.formats.safetensors_file import FLOAT_DTYPES
 from qtool.telling.sentences import count as counted
 from qtool.telling.sentences import some, verb
 from qtool.verification import config
+from qtool.verification.against.compared import Compared
 from qtool.verification.against.fit import MATCH, uneven
 from qtool.verification.against.likeness import others
 from qtool.verification.against.pairs import heads_of, unpaired
-from qtool.verification.against.scaling import Compared
 from qtool.verification.against.side_by_side import Floats, norm
 from qtool.verification.finding import Finding
 from qtool.verification.subject import Subject

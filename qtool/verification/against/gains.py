@@ -18,10 +18,10 @@ import numpy as np
 
 from qtool.telling.sentences import AGAIN, some, verb
 from qtool.telling.sentences import count as counted
+from qtool.verification.against.compared import Compared
 from qtool.verification.against.folds import block_of
 from qtool.verification.against.multiples import CHECK
 from qtool.verification.against.pairs import Heads, has_exact_rows, heads_of, made
-from qtool.verification.against.scaling import Compared
 from qtool.verification.finding import Finding
 from qtool.verification.subject import Subject
 

@@ -14,11 +14,11 @@ import numpy as np
 
 from qtool.telling.sentences import AGAIN, some, verb
 from qtool.telling.sentences import count as counted
+from qtool.verification.against.compared import Compared
 from qtool.verification.against.factors import RECIPROCALS
 from qtool.verification.against.folds import PLUS_ONE, block_of, settled
 from qtool.verification.against.norms import CHECK as NORMS
 from qtool.verification.against.pairs import heads_of, is_made_up_for, unpaired
-from qtool.verification.against.scaling import Compared
 from qtool.verification.against.single_scales import as_words, is_folded, worst
 from qtool.verification.finding import Finding
 from qtool.verification.subject import Subject

@@ -18,10 +18,10 @@ from qtool.telling.sentences import AGAIN, some, verb
 from qtool.telling.sentences import count as counted
 from qtool.verification import config
 from qtool.verification.against.casts import only_cast, same
+from qtool.verification.against.compared import Compared
 from qtool.verification.against.fit import MATCH, uneven
 from qtool.verification.against.folds import PLUS_ONE, block_of, idle_norms
 from qtool.verification.against.pairs import heads_of
-from qtool.verification.against.scaling import Compared
 from qtool.verification.against.side_by_side import Floats
 from qtool.verification.against.takers import LEAST, Answer, asked, off_channels
 from qtool.verification.finding import Finding

@@ -21,8 +21,8 @@ import numpy as np
 from qtool.artifacts.cache_scales import key_heads
 from qtool.checkpoints import structure
 from qtool.transforms.places import Index, head_places, row_maps
+from qtool.verification.against.compared import Compared
 from qtool.verification.against.fit import MATCH, distance, spread, uneven
-from qtool.verification.against.scaling import Compared
 from qtool.verification.against.side_by_side import Floats
 
 _COARSE = 1.0  # of a relative error: how well, where rounding blurs them more than that

@@ -8,8 +8,9 @@ from numpy.typing import NDArray
 
 from qtool.telling.sentences import AGAIN
 from qtool.telling.sentences import count as counted
+from qtool.verification.against.compared import Compared
 from qtool.verification.against.off_scales import NEAR, OffScale
-from qtool.verification.against.scaling import Compared, are_even
+from qtool.verification.against.scaling import are_even
 from qtool.verification.against.side_by_side import Floats
 from qtool.verification.finding import Finding
 

@@ -10,7 +10,7 @@ from qtool.scheme import GroupQuant
 from qtool.streaming.weights import Weights, rows_of
 from qtool.telling.sentences import AGAIN, some, verb
 from qtool.telling.sentences import count as counted
-from qtool.verification.against.scaling import LOST, Compared
+from qtool.verification.against.compared import LOST, Compared
 from qtool.verification.against.side_by_side import Floats, norm, rows_of_quant
 from qtool.verification.finding import Finding
 from qtool.verification.subject import Subject

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from qtool.checkpoints import structure
+from qtool.verification.against.compared import Compared
 from qtool.verification.against.fit import MATCH, uneven
 from qtool.verification.against.pairs import Heads, made
-from qtool.verification.against.scaling import Compared
 from qtool.verification.against.side_by_side import Floats
 from qtool.verification.against.taken import Taken, gain_of
 

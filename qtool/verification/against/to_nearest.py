@@ -13,7 +13,7 @@ import numpy as np
 
 from qtool.telling.sentences import AGAIN, some
 from qtool.telling.sentences import count as counted
-from qtool.verification.against.scaling import Compared
+from qtool.verification.against.compared import Compared
 from qtool.verification.against.single_scales import is_folded
 from qtool.verification.finding import Finding
 

@@ -10,13 +10,13 @@ from qtool.verification import config
 from qtool.verification.against import casts, pruned
 from qtool.verification.against.biases import as_its_rows
 from qtool.verification.against.casts import ROUNDING, only_cast, same
+from qtool.verification.against.compared import LOST, Compared
 from qtool.verification.against.exact import only_scaled
 from qtool.verification.against.factors import multiple_of
 from qtool.verification.against.fit import fit
 from qtool.verification.against.folds import PLUS_ONE, block_of
 from qtool.verification.against.likeness import numbers_changed
 from qtool.verification.against.pruned import is_pruned
-from qtool.verification.against.scaling import LOST, Compared
 from qtool.verification.against.side_by_side import (
     Floats,
     SideBySide,

@@ -7,7 +7,7 @@ from qtool.gguf.source import GgufSource
 from qtool.telling.sentences import count as counted
 from qtool.telling.sentences import some
 from qtool.verification.against import made_up, swapped, to_nearest
-from qtool.verification.against.scaling import UNEXPLAINED, WRONG
+from qtool.verification.against.compared import UNEXPLAINED, WRONG
 from qtool.verification.finding import Finding, LayerError
 from qtool.verification.gguf import blanks, others, single_blocks
 from qtool.verification.gguf.blanks import Blank

@@ -10,8 +10,8 @@ from qtool.mixtures.kinds import stored_shape
 from qtool.telling.sentences import AGAIN, verb
 from qtool.telling.sentences import count as counted
 from qtool.verification.against import swapped, to_nearest
+from qtool.verification.against.compared import Compared
 from qtool.verification.against.factors import LEAST, WORTH
-from qtool.verification.against.scaling import Compared
 from qtool.verification.against.side_by_side import Floats
 from qtool.verification.against.single_scales import as_words, worst
 from qtool.verification.finding import Finding

@@ -2,10 +2,10 @@
 
 import pytest
 
-from qtool.planning import estimate
+from qtool.planning import peak
 
 
 @pytest.fixture(autouse=True)
 def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small models can be told apart where the process itself does not count."""
-    monkeypatch.setattr(estimate, "TORCH_PROCESS_BYTES", 0)
+    monkeypatch.setattr(peak, "TORCH_PROCESS_BYTES", 0)

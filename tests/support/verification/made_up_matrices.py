@@ -5,7 +5,8 @@ from numpy.typing import NDArray
 
 from qtool.methods import rtn
 from qtool.scheme import GroupQuant, Scheme
-from qtool.verification.against.scaling import Compared, compare
+from qtool.verification.against.compared import Compared
+from qtool.verification.against.scaling import compare
 from qtool.verification.against.side_by_side import rows_of_array
 
 Floats = NDArray[np.float32]
