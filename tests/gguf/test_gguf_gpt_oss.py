@@ -120,7 +120,7 @@ def test_refused(change: dict[str, Any], message: str, tmp_path: Path) -> None:
         hf_source(Checkpoint.open(folder))
 
 
-def test_a_slope_that_is_not_rounded_is_told(tmp_path: Path) -> None:
+def test_a_ramp_that_is_not_rounded_is_told(tmp_path: Path) -> None:
     folder = gguf_models.build("gpt-oss", tmp_path / "plain")
     assert not hf_source(Checkpoint.open(folder)).warnings
 

@@ -42,7 +42,7 @@ _QUICK = ("llama-3.1", "qwen3-moe", "gemma3-linear", "phi3-long", "stablelm-12b"
 _OTHER_GELU = ("gpt-neox-rotary",)
 # Logarithms of rates, or norms that are multiplied, are rounded in a file.
 _NEARLY = {*states.MODELS, *newest.MULTIPLIED}
-_OTHER_SLOPE = ("gpt-oss",)  # and not whether YaRN's slope is rounded, which gpt-oss is said not to
+_OTHER_RAMP = ("gpt-oss",)  # and not whether YaRN's ramp is rounded, which gpt-oss is said not to
 # Its decoder alone is a Llama, whose elements llama.cpp rotates in other pairs.
 _OTHER_ROWS = {"paddleocr-vl": (".attn_q.weight", ".attn_k.weight")}
 # In MXFP4, which comes back as plain numbers; see below.
@@ -99,7 +99,7 @@ def test_there_and_back(name: str, dtype: str, tmp_path: Path) -> None:
     assert others == own
 
 
-@pytest.mark.parametrize("name", [name for name in _EACH if name not in _OTHER_GELU + _OTHER_SLOPE])
+@pytest.mark.parametrize("name", [name for name in _EACH if name not in _OTHER_GELU + _OTHER_RAMP])
 def test_same_function(name: str, tmp_path: Path) -> None:
     """transformers computes the same logits, to the bit, from what comes back."""
 
@@ -107,7 +107,7 @@ def test_same_function(name: str, tmp_path: Path) -> None:
     same_function(folder, tmp_path / "back", exact=name not in _NEARLY)
 
 
-def test_the_slope_of_gpt_oss_comes_back(tmp_path: Path) -> None:
+def test_the_ramp_of_gpt_oss_comes_back(tmp_path: Path) -> None:
     """As released, in a checkpoint; what is run of the file itself is what llama.cpp computes."""
     folder = gguf_models.build("gpt-oss", tmp_path / "model")
     rope = {"rope_type": "yarn", "rope_theta": 2e4, "factor": 4.0, "truncate": False,

@@ -248,7 +248,7 @@ def _hashed_first(config: Config) -> str | None:
 
 
 def _known_rope(config: Config) -> str | None:
-    """Of its windows nothing is scaled, and of the others only by YaRN's slope."""
+    """Of its windows nothing is scaled, and of the others only by YaRN's ramp."""
     rope, main = config["rope_parameters"]["full_attention"], config["rope_parameters"].get("main")
     if main is not None and main.get("rope_type", "default") != "default":
         return f"blocks with windows alone have rope scaling {main['rope_type']}, and it takes none"
@@ -259,10 +259,10 @@ def _known_rope(config: Config) -> str | None:
         if share is not None and int(width * number({"share": share}, "share")) != rotated:
             return f"{share} of {width} is rotated, and qk_rope_head_dim is {rotated}"
     if rope["rope_type"] == "yarn" and rope.get("truncate", True) is not True:
-        return "truncate of the rope settings is false, and it rounds where YaRN's slope lies"
+        return "truncate of the rope settings is false, and it rounds where YaRN's ramp lies"
     if rope["rope_type"] == "yarn" and main is not None and "attention_factor" not in rope:
         return "YaRN multiplies attention with a factor, and it with none"
-    return limits.yarn_of_usual_slope(config)
+    return limits.yarn_of_usual_ramp(config)
 
 
 DEEPSEEK_V4: dict[str, Architecture] = {

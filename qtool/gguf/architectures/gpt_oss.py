@@ -49,12 +49,12 @@ def _biases(config: Config) -> str | None:
     return "attention_bias is false, and it does not go without biases"
 
 
-def _rounded_slope(config: Config) -> str | None:
+def _rounded_ramp(config: Config) -> str | None:
     rope = config["rope_parameters"]["full_attention"]
     if rope["rope_type"] != "yarn" or rope.get("truncate", True):
         return None
     return (
-        "truncate of the rope settings is false, and llama.cpp rounds where YaRN's slope begins "
+        "truncate of the rope settings is false, and llama.cpp rounds where YaRN's ramp begins "
         "and ends: some rotations are others there"
     )
 
@@ -76,6 +76,6 @@ GPT_OSS: dict[str, Architecture] = {
                              "beta_slow": 1.0, "truncate": False,
                              "original_max_position_embeddings": 4096}},
         rope=("default", "yarn"), yarn=True, needs_head=True,
-        refuse=(_its_gate, _biases, limits.yarn_of_usual_slope), warn=(_rounded_slope,),
+        refuse=(_its_gate, _biases, limits.yarn_of_usual_ramp), warn=(_rounded_ramp,),
     ),
 }  # fmt: skip

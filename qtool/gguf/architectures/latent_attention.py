@@ -164,7 +164,7 @@ def _known_yarn(config: Config) -> str | None:
     given, own = (rope.get(name) or 0 for name in ("mscale", "mscale_all_dim"))
     if given != own or not own:
         return f"mscale is {given} and mscale_all_dim {own}, and it takes them to be the same"
-    return limits.yarn_of_usual_slope(config)
+    return limits.yarn_of_usual_ramp(config)
 
 
 def _groups_known(config: Config) -> str | None:

@@ -80,11 +80,11 @@ def no_softcap(config: Config) -> str | None:
 
 
 def usual_yarn(config: Config) -> str | None:
-    """llama.cpp reads neither the slope of YaRN's frequencies nor its factor of attention."""
+    """llama.cpp reads neither the ramp of YaRN's frequencies nor its factor of attention."""
     rope = config["rope_parameters"]["full_attention"]
     if rope["rope_type"] != "yarn" or not rope.get("factor"):
         return None
-    if _slope(config, rope) != _slope(config, {**rope, "beta_fast": 32.0, "beta_slow": 1.0}):
+    if _ramp(config, rope) != _ramp(config, {**rope, "beta_fast": 32.0, "beta_slow": 1.0}):
         return (
             f"YaRN goes from beta_fast {rope.get('beta_fast')} to beta_slow "
             f"{rope.get('beta_slow')}, and it from 32 to 1"
@@ -98,7 +98,7 @@ def usual_yarn(config: Config) -> str | None:
     return f"YaRN multiplies attention with a factor of its own, and it with {usual:.4g}"
 
 
-def _slope(config: Config, rope: Config) -> tuple[float, float]:
+def _ramp(config: Config, rope: Config) -> tuple[float, float]:
     """Between which pairs of elements frequencies go over into slower ones."""
     width = head_width(config) * (rope.get("partial_rotary_factor") or 1.0)
     length, base = number(rope, "original_max_position_embeddings"), number(rope, "rope_theta")
@@ -179,8 +179,8 @@ def one_epsilon(config: Config) -> str | None:
     )
 
 
-def yarn_of_usual_slope(config: Config) -> str | None:
-    """It does not read where the slope of YaRN's frequencies lies, nor a factor of attention."""
+def yarn_of_usual_ramp(config: Config) -> str | None:
+    """It does not read where the ramp of YaRN's frequencies lies, nor a factor of attention."""
     rope = config["rope_parameters"]["full_attention"]
     if rope["rope_type"] != "yarn":
         return None

@@ -25,7 +25,7 @@ class Architecture:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     activations: tuple[str, ...] = ("silu",)  # that llama.cpp computes
     rope: tuple[str, ...] = ("default", "linear", "yarn", "dynamic")  # scaling it can be told of
-    # It is told where YaRN's slope lies, or `refuse` asks after it; else it has to be where usual.
+    # It is told where YaRN's ramp lies, or `refuse` asks after it; else it has to be where usual.
     yarn: bool = False
     # Whose names of tensors it has, where the gguf package does not know it, or not all of it.
     names: str = ""

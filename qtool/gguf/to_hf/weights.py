@@ -114,7 +114,7 @@ def gguf_weights(source: GgufSource) -> Iterator[tuple[GgufWeights, GgufSource]]
 
 
 def _as_engine(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """config.json of what llama.cpp computes: it rounds where YaRN's slope begins and ends,
+    """config.json of what llama.cpp computes: it rounds where YaRN's ramp begins and ends,
     whatever gpt-oss asks for."""
     rope = config.get("rope_scaling")
     if not isinstance(rope, Mapping) or rope.get("truncate") is not False:
