@@ -23,6 +23,7 @@ from qtool.calibrating.stats import MIN_EXPERT_TOKENS, SiteStats, gram_on, is_ra
 from qtool.cuda.device import Device
 from qtool.dequantize import dequantize
 from qtool.errors import UnsupportedError
+from qtool.gradients.block_gradients import advised
 from qtool.methods import gptq, rtn
 from qtool.methods.tiles import Spread, in_turn
 from qtool.planned import Planned
@@ -32,7 +33,6 @@ from qtool.planning.shared_scales import SharedScales
 from qtool.recipe.recipe import Recipe
 from qtool.runs import layer_errors
 from qtool.scheme import GroupQuant, Scheme, joined
-from qtool.slopes.ends import advised
 from qtool.streaming.stream import LoadedBlock
 from qtool.streaming.weights import Weights
 from qtool.streaming.workers import Workers

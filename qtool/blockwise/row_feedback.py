@@ -1,7 +1,7 @@
 """gptq.yaqa: rows not yet rounded make up for what rows before them have lost.
 
 GPTQ's columns make up for each other's errors, row by row, as the Gram matrix of the input says.
-What a matrix gives has one, too: with g the slopes of the model's loss by its outputs at a token,
+What a matrix gives has one, too: with g the gradients of the model's loss by a token's outputs,
 
     H = sum over tokens of g g' / |g|                       [out, out]
 
@@ -10,15 +10,15 @@ tr(H E G E'), and once some rows are rounded, the best values of the rest are kn
 what GPTQ does along columns is done along rows, with every row swept along its columns. Rows are
 rounded in parts, those whose errors cost most first.
 
-    slopes behind every block (qtool.slopes.ends), of the first samples
+    gradients behind every block (qtool.gradients.block_gradients), of the first samples
     -> back through the block, as it is by then -> H of each matrix
     -> its rows, part by part: each with what those before it lost, then swept
 
-Slopes are few and noisy, H most of all of a wide matrix, so that its mean diagonal is added to it
-(once; a tenth of that does 1 % to 7 % worse on other text), and tokens count by |g|, not its square
-(4 to 10 % better). What routed experts give is added up, in the width of what they were given:
-their last matrices have one H in common. That of their other ones, of which each meets a few of the
-tokens, would be of chance. These, embeddings and heads are left out.
+Gradients are few and noisy, H most of all of a wide matrix, so that its mean diagonal is added to
+it (once; a tenth of that does 1 % to 7 % worse on other text), and tokens count by |g|, not its
+square (4 to 10 % better). What routed experts give is added up, in the width of what they were
+given: their last matrices have one H in common. That of their other ones, of which each meets a few
+of the tokens, would be of chance. These, embeddings and heads are left out.
 
 Codes changed once more, one by one, where that lowers tr(H E G E'), and scales fitted to them, take
 another 3 % to 8 % off it, and the model comes no nearer: of SmolLM2 at 4 bits the KL divergence is
@@ -40,8 +40,8 @@ from qtool.calibrating.placed import Passage
 from qtool.calibrating.sites import BlockSites, LinearCall
 from qtool.cuda.device import host
 from qtool.errors import NoGradientError, UnsupportedError
-from qtool.slopes.ends import Ends, advised
-from qtool.slopes.passing import Passing
+from qtool.gradients.block_gradients import Ends, advised
+from qtool.gradients.passing import Passing
 from qtool.streaming.allocator import give_back
 from qtool.streaming.linears import Matrix, ObserveLinears, WeightIndex
 from qtool.streaming.precision import products_in
@@ -51,14 +51,14 @@ from qtool.telling.sentences import count
 
 Floats = NDArray[np.float32]
 
-FED_BACK = "rows of a block made up for each other, by slopes over "  # a note; told() counts
+FED_BACK = "rows of a block made up for each other, by gradients over "  # a note; told() counts
 
 Rows = dict[str, Floats | RowFactor]  # H [out, out] by checkpoint tensor
 
 
 @dataclass(frozen=True)
 class _Kind:
-    """Matrices whose slopes have one H: one, or the same of all routed experts."""
+    """Matrices whose gradients have one H: one, or the same of all routed experts."""
 
     matrix: Matrix
     routed: bool = False
@@ -218,7 +218,7 @@ def _sums(
     sums: dict[_Kind, torch.Tensor] = {}
 
     def one(number: int) -> dict[_Kind, torch.Tensor]:
-        return _slopes(block, index, stream, number, wanted, ends)
+        return _gradients(block, index, stream, number, wanted, ends)
 
     for first in range(0, len(ends), workers.threads):
         last = min(len(ends), first + workers.threads)
@@ -229,12 +229,12 @@ def _sums(
 def _add(
     sums: dict[_Kind, torch.Tensor], batches: list[dict[_Kind, torch.Tensor]], workers: Workers
 ) -> None:
-    """Products of some micro-batches' slopes, in their order: float32, of which damping leaves no
-    digit that float64 would have."""
+    """Products of some micro-batches' gradients, in their order: float32, of which damping leaves
+    no digit that float64 would have."""
 
     def add(kind: _Kind) -> None:
-        for slopes in (batch[kind] for batch in batches if kind in batch):
-            sums[kind].addmm_(slopes.T, slopes)
+        for gradients in (batch[kind] for batch in batches if kind in batch):
+            sums[kind].addmm_(gradients.T, gradients)
 
     every = {kind: one for batch in batches for kind, one in batch.items()}
     for kind, one in every.items():
@@ -243,7 +243,7 @@ def _add(
     workers.map(add, every)
 
 
-def _slopes(
+def _gradients(
     block: LoadedBlock,
     index: WeightIndex,
     stream: Stream,
@@ -274,7 +274,7 @@ def _taken_back(
     wanted: Mapping[Matrix, _Kind],
     ends: Passing,
 ) -> tuple[dict[_Kind, list[tuple[int, Any]]], dict[int, torch.Tensor]]:
-    """Slopes by outputs, each under a number, and which of them, and of their rows, are by a
+    """Gradients by outputs, each under a number, and which of them, and of their rows, are by a
     kind's matrices."""
     outputs: dict[_Kind, list[tuple[torch.Tensor, Any]]] = {}  # and which of its rows
 
@@ -304,8 +304,8 @@ def _taken_back(
     return told, dict(zip(by, found, strict=True))
 
 
-def _counted(slopes: torch.Tensor) -> torch.Tensor:
-    rows = slopes.reshape(-1, slopes.shape[-1])
+def _counted(gradients: torch.Tensor) -> torch.Tensor:
+    rows = gradients.reshape(-1, gradients.shape[-1])
     size = rows.square().mean(-1, keepdim=True).sqrt_()
     return torch.where(size > 0, rows / size.sqrt(), 0.0)
 
@@ -316,8 +316,8 @@ def told(notes: Sequence[str], blocks: int) -> list[str]:
     rest = [note for note in notes if not note.startswith(FED_BACK)]
     if done:
         rest.append(
-            f"rows of matrices made up for each other in {len(done)} of {blocks} blocks, by slopes "
-            f"over {max(done, key=len)} (gptq.yaqa): the model is nearer, though relative errors "
-            "of matrices are larger"
+            f"rows of matrices made up for each other in {len(done)} of {blocks} blocks, by "
+            f"gradients over {max(done, key=len)} (gptq.yaqa): the model is nearer, though "
+            "relative errors of matrices are larger"
         )
     return rest

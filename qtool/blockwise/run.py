@@ -28,6 +28,7 @@ from qtool.calibrating.placed import Passage, ahead
 from qtool.calibrating.sites import Tracer
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import SourceError
+from qtool.gradients.block_gradients import Ends
 from qtool.planning.plan import Plan
 from qtool.planning.shared_scales import SharedScales
 from qtool.provenance.outcome import Outcome, merged
@@ -36,7 +37,6 @@ from qtool.runs import resume
 from qtool.runs.request import Request
 from qtool.runs.sink import Sink
 from qtool.scheme import Dropped
-from qtool.slopes.ends import Ends
 from qtool.streaming.hidden import OnDisk, keep, take_up
 from qtool.streaming.precision import settled
 from qtool.streaming.skeleton import Skeleton

@@ -9,8 +9,8 @@ which all tokens count alike, however large. An eighth of the micro-batches take
 block has not come nearer on these, its scales stay as they were.
 
 All of it is done by the CPU, a thread a micro-batch, each with a copy of the block's modules that
-shares its weights; slopes are summed in the order of micro-batches, so that no bit depends on the
-number of threads. A matrix's slope by weights is there only until it is one by scales.
+shares its weights; gradients are summed in the order of micro-batches, so that no bit depends on
+the number of threads. A matrix's gradient by weights is there only until it is one by scales.
 """
 
 import copy
@@ -38,7 +38,7 @@ Kind = TypeVar("Kind", bound="Matrix")
 HELD_OUT = 8  # one micro-batch of so many takes no part
 
 
-Slopes = dict[str, torch.Tensor]
+Gradients = dict[str, torch.Tensor]
 
 
 class Matrix(Protocol):
@@ -146,21 +146,21 @@ def _descend(task: _Task, taking: Sequence[int], workers: Workers, options: Tune
     for number in range(1, options.steps + 1):
         first = (number - 1) * options.batch
         chosen = [taking[(first + one) % len(taking)] for one in range(options.batch)]
-        found = workers.map(partial(_slopes, task, copies), chosen)
+        found = workers.map(partial(_gradients, task, copies), chosen)
         rate = tune.rate_at(number, options.steps, options.rate)
 
         workers.map(partial(_step, task, found, number, rate), task.scales)
 
 
-def _step(task: _Task, found: Sequence[Slopes], number: int, rate: float, name: str) -> None:
-    """One matrix follows the slopes that micro-batches found; nothing may have read it."""
-    slopes = [one[name] for one in found if name in one]
-    if slopes:
-        slope = sum(slopes[1:], slopes[0])
-        tune.step(task.scales[name], _flat(task.block.weights[name]), slope, number, rate)
+def _step(task: _Task, found: Sequence[Gradients], number: int, rate: float, name: str) -> None:
+    """One matrix follows the gradients that micro-batches found; nothing may have read it."""
+    gradients = [one[name] for one in found if name in one]
+    if gradients:
+        gradient = sum(gradients[1:], gradients[0])
+        tune.step(task.scales[name], _flat(task.block.weights[name]), gradient, number, rate)
 
 
-def _slopes(task: _Task, copies: "SimpleQueue[nn.Module]", number: int) -> Slopes:
+def _gradients(task: _Task, copies: "SimpleQueue[nn.Module]", number: int) -> Gradients:
     """dL/dp of each matrix that a micro-batch meets."""
     module = copies.get()
     try:
@@ -182,9 +182,9 @@ def _flat(weight: torch.Tensor) -> torch.Tensor:
 
 
 @contextmanager
-def _collected(task: _Task, module: nn.Module) -> Iterator[Slopes]:
+def _collected(task: _Task, module: nn.Module) -> Iterator[Gradients]:
     """Within, each gradient by a parameter becomes one by scales as soon as it is whole."""
-    found: Slopes = {}
+    found: Gradients = {}
     pieces: dict[str, list[str]] = {}
     for name in task.scales:
         inner = task.block.bindings[name].parameter_name.removeprefix(task.block.prefix)

@@ -2,7 +2,8 @@
 
     gram = sum over tokens of weight(token) x x'
     weight(token) = (g^2 / their mean)^power / the mean of that, and the mean of keys' and values'
-    g^2 = mean of the squared slopes, by what the matrix gives at the token, of a random sum of all
+    g^2 = mean of the squared gradients, by what the matrix gives at the token, of a random sum of
+    all
           numbers that the first matrix behind the attention gives, each drawn from N(0, 1)
 
 Attention reads some tokens many times, the first of a text most of all, and others hardly ever: an
@@ -12,12 +13,13 @@ outputs at earlier tokens the block's last output depends. What else reads the s
 queries do, counts tokens likewise. All other inputs keep to plain sums, and so do blocks without
 attention: the way back through the steps of a state space takes many times the way there.
 
-Slopes are of the block as it is before its matrices are quantized, on what comes of those before
+Gradients are of the block as it is before its matrices are quantized, on what comes of those before
 it: one pass through its first matrices and back.
 
 Source: Kim et al., GuidedQuant: Large Language Model Quantization via Exploiting End Loss Guidance,
-2025, whose slopes are of the whole model's loss, for all matrices; Sung et al., RSQ: Learning from
-Important Tokens Leads to Better Quantized LLMs, 2025, who count tokens by the attention they get.
+2025, whose gradients are of the whole model's loss, for all matrices; Sung et al., RSQ: Learning
+from Important Tokens Leads to Better Quantized LLMs, 2025, who count tokens by the attention they
+get.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -77,7 +79,7 @@ class Guidance:
 
     def weights(self, block: LoadedBlock, passage: Passage, found: BlockSites) -> Weights:
         """How much tokens count for the inputs of keys and values, by site id, 1 in the mean; none
-        where there is no attention, where torch has no gradient, or where slopes say nothing."""
+        where there is no attention, where torch has no gradient, or where gradients say nothing."""
         how = mixing(block, *passage.stream.probe(block.index))
         if not how.read:
             return {}
@@ -85,7 +87,7 @@ class Guidance:
             index = WeightIndex(there.module)
 
             def one(number: int) -> dict[Matrix, torch.Tensor]:
-                return _slopes(there, index, stream, number, how, self._noise(block, number))
+                return _gradients(there, index, stream, number, how, self._noise(block, number))
 
             try:
                 batches = workers.map(one, range(len(stream.hidden)))
@@ -111,7 +113,7 @@ class Guidance:
         return weights
 
     def _counts(self, squares: torch.Tensor) -> torch.Tensor | None:
-        """By one matrix, [tokens], of mean 1; None where slopes say nothing."""
+        """By one matrix, [tokens], of mean 1; None where gradients say nothing."""
         mean = squares.double().mean()
         if not (torch.isfinite(mean) and mean > 0):
             return None
@@ -194,14 +196,14 @@ def _read_by_the_last(rows: torch.Tensor, outputs: Mapping[Matrix, torch.Tensor]
     """The matrices on whose outputs at earlier tokens the last of `rows` [tokens, columns]
     depends."""
     noise = torch.randn(rows.shape[-1], generator=torch.Generator().manual_seed(0))
-    slopes = torch.autograd.grad(
+    gradients = torch.autograd.grad(
         rows[-1], [*outputs.values()], noise, retain_graph=True, allow_unused=True
     )
-    pairs = zip(outputs, slopes, strict=True)
+    pairs = zip(outputs, gradients, strict=True)
     return [m for m, one in pairs if one is not None and one.reshape(len(rows), -1)[:-1].any()]
 
 
-def _slopes(
+def _gradients(
     block: LoadedBlock,
     index: WeightIndex,
     stream: Stream,
@@ -209,7 +211,8 @@ def _slopes(
     how: Mixing,
     noise: torch.Generator,
 ) -> dict[Matrix, torch.Tensor]:
-    """Of a micro-batch the mean square of each token's slopes, of matrices that are called once."""
+    """Of a micro-batch the mean square of each token's gradients, of matrices that are called
+    once."""
     outputs: dict[Matrix, list[torch.Tensor]] = {}
     ends: list[torch.Tensor] = []
 
@@ -233,8 +236,8 @@ def _slopes(
         return {}
     end = ends[0]
     drawn = torch.randn(end.shape, generator=noise).to(end.device)
-    slopes = torch.autograd.grad(end, [*found.values()], drawn, materialize_grads=True)
+    gradients = torch.autograd.grad(end, [*found.values()], drawn, materialize_grads=True)
     return {
         matrix: one.reshape(tokens, -1).square().mean(-1).cpu()
-        for matrix, one in zip(found, slopes, strict=True)
+        for matrix, one in zip(found, gradients, strict=True)
     }

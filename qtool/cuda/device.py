@@ -69,7 +69,7 @@ class Device:
 
 def open_gpu(*, ways_back: bool = True) -> Device:
     """torch's current GPU; UnsupportedError, in a sentence, where none can be used. ways_back:
-    whether slopes may be wanted, which are to be the same in every run."""
+    whether gradients may be wanted, which are to be the same in every run."""
     from qtool.cuda import running
 
     running.require()

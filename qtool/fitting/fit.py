@@ -33,7 +33,7 @@ from qtool.workspaces.watched import marks
 from qtool.workspaces.workspace import COMMAND, AskAgain, Workspace, workspace
 
 if TYPE_CHECKING:
-    from qtool.slopes.slope import Slopes
+    from qtool.gradients.sensitivity import Sensitivities
 
 
 def fit(request: FitRequest, progress: Progress) -> Fitted:
@@ -58,16 +58,16 @@ def fit(request: FitRequest, progress: Progress) -> Fitted:
             progress.say(f"note: {note}")
         tokens, record = ways.tokens(progress)
         precision = _precision(request, there, progress)
-        of_slopes = {
+        of_sensitivities = {
             program.VERSION: program.facts()[program.VERSION],
             "model": [file_facts(file) for file in files],
             "calibration text": {**record, **said_of(precision)},
             "tensors that are run": _digest(ways.weights.tensors),
         }
-        known = {**of_slopes, **ways.facts}
+        known = {**of_sensitivities, **ways.facts}
         measured = _agreed(request, known)
         of_all = {**measured, **_chosen_by(request)}
-        room = replace(ways.fitting.shapes, tokens=tokens.size).slopes_on_disk
+        room = replace(ways.fitting.shapes, tokens=tokens.size).sensitivities_on_disk
         try:
             with workspace(
                 request.out,
@@ -82,7 +82,9 @@ def fit(request: FitRequest, progress: Progress) -> Fitted:
                     costs = kept.read(request.costs, known, ways.sizes)
                     progress.say(f"costs taken from {request.costs}")
                 else:
-                    costs = _measured(request, ways, tokens, of_slopes, space, progress, precision)
+                    costs = _measured(
+                        request, ways, tokens, of_sensitivities, space, progress, precision
+                    )
                     if request.costs is not None:
                         kept.write(request.costs, costs, known)
                 try:
@@ -177,10 +179,10 @@ def _measured(
     precision: Precision,
 ) -> Costs:
     from qtool.fitting import losses as rounded
-    from qtool.slopes import measure as slopes
+    from qtool.gradients import measure as sensitivities
 
     space.agree(_agreed(request, known))
-    found = slopes.finished(space)
+    found = sensitivities.finished(space)
     if found is None:
         found = _passed(request, ways, tokens, space, progress, precision)
     with progress.stage("quantize"):
@@ -199,14 +201,14 @@ def _passed(
     space: Workspace,
     progress: Progress,
     precision: Precision,
-) -> "Slopes":
+) -> "Sensitivities":
     """What the passes forwards and backwards tell."""
-    from qtool.slopes import measure as slopes
+    from qtool.gradients import measure as sensitivities
     from qtool.streaming.skeleton import Skeleton
 
     with progress.stage("calibrate"):
         skeleton = Skeleton.open(ways.weights)
-        return slopes.measure(
+        return sensitivities.measure(
             skeleton, tokens, request.settings.seed, space, request.threads, progress,
             device=request.device, precision=precision,
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What it costs to store each tensor of a GGUF file as each type: errors weighed by slopes.
+"""What it costs to store each tensor of a GGUF file as each type: errors weighed by sensitivities.
 
     loss = 1/2 sum over matrices of rows[o] * columns[k] * (W - Q)[o, k]^2
 
@@ -20,11 +20,11 @@ from qtool.gguf.importance.measured import matrices_reading
 from qtool.gguf.planned import PlannedTensor
 from qtool.gguf.source import SourceTensor, as_floats
 from qtool.gguf_types import BlockType
+from qtool.gradients.sampled import by_weight, checked, pieces
+from qtool.gradients.sensitivity import Sensitivities, Sensitivity
 from qtool.mixtures.kinds import EMBEDDING_OF_TOKENS, EMBEDDINGS, HEAD
 from qtool.mixtures.rules import fallback, needs_importance
 from qtool.recipe.gguf import GgufRecipe
-from qtool.slopes.sampled import by_weight, checked, pieces
-from qtool.slopes.slope import Slope, Slopes
 from qtool.streaming.workers import Workers
 
 Floats = NDArray[np.float32]
@@ -45,46 +45,53 @@ class Weighed:
 
 
 def weighed(
-    tensor: PlannedTensor, slopes: Slopes, tied: bool, remains: float = 1.0
+    tensor: PlannedTensor, sensitivities: Sensitivities, tied: bool, remains: float = 1.0
 ) -> list[Weighed]:
     """Of each way in which the network reads it, that of an embedding and of a head, say; none
     where nothing was measured. tied: the embedding is the head, too. remains: of what rounding
     loses by such a head; rows that are looked up lose what they lose."""
     source, found = tensor.source, []
     shape = (source.rows, source.in_features)
-    table = slopes.tables.get(source.origin[0]) if len(source.origin) == 1 else None
+    table = sensitivities.tables.get(source.origin[0]) if len(source.origin) == 1 else None
     if source.name in EMBEDDINGS and table is not None and table.columns.shape == shape[1:]:
         rows = table.rows
         if rows.size != shape[0]:  # of another vocabulary: each alike
             rows = np.full(shape[0], 1 / shape[0])
         found.append(Weighed(tensor, rows, table.columns[None]))
-    head = slopes.head
+    head = sensitivities.head
     is_head = source.name == HEAD or (source.name == EMBEDDING_OF_TOKENS and tied)
     if is_head and head is not None and (head.rows.size, head.columns.size) == shape:
         share = remains if source.name == EMBEDDING_OF_TOKENS else 1.0
         found.append(Weighed(tensor, head.rows, head.columns[None], share))
-    if source.name not in (*EMBEDDINGS, HEAD) and (one := _of_block(tensor, slopes)) is not None:
+    if (
+        source.name not in (*EMBEDDINGS, HEAD)
+        and (one := _of_block(tensor, sensitivities)) is not None
+    ):
         found.append(one)
     return found
 
 
-def _of_block(tensor: PlannedTensor, slopes: Slopes) -> Weighed | None:
+def _of_block(tensor: PlannedTensor, sensitivities: Sensitivities) -> Weighed | None:
     source = tensor.source
-    found = matrices_reading(source, slopes.matrices, lambda slope: slope.columns.size)
+    found = matrices_reading(
+        source, sensitivities.matrices, lambda sensitivity: sensitivity.columns.size
+    )
     if not found:
         return None
-    columns = np.stack([slope.columns for slope in found])
+    columns = np.stack([sensitivity.columns for sensitivity in found])
     if source.columns is not None:
         columns = columns[:, source.columns]
-    return Weighed(tensor, _rows(source, slopes, found), columns)
+    return Weighed(tensor, _rows(source, sensitivities, found), columns)
 
 
-def _rows(source: SourceTensor, slopes: Slopes, found: Sequence[Slope]) -> NDArray[np.float64]:
+def _rows(
+    source: SourceTensor, sensitivities: Sensitivities, found: Sequence[Sensitivity]
+) -> NDArray[np.float64]:
     """Of each row; alike within a matrix where it is not known which one it is."""
     parts = [
         one.rows
         for name in source.origin
-        for _, one in sorted(slopes.matrices.get(name, {}).items())
+        for _, one in sorted(sensitivities.matrices.get(name, {}).items())
     ]
     every = np.concatenate(parts) if parts else np.empty(0)
     rows = np.arange(source.rows, dtype=np.int64)

@@ -2,7 +2,7 @@
 
     {"done": "losses of UNIT", "of": what they hang on, "losses": {"Q4_K": nats, "Q2_K": null, ...}}
 
-So a run that dies rounds again what it was at, and no more. Losses of other slopes, types or
+So a run that dies rounds again what it was at, and no more. Losses of other sensitivities, types or
 settings are not taken for these: `of` is a digest of all three.
 """
 
@@ -13,7 +13,7 @@ from math import isfinite
 from typing import Any
 
 from qtool.fitting.ways import Losses, Ways
-from qtool.slopes.slope import Slopes
+from qtool.gradients.sensitivity import Sensitivities
 from qtool.streaming.workers import Workers
 from qtool.telling.progress import Progress
 from qtool.workspaces.workspace import Workspace
@@ -22,10 +22,10 @@ Lost = Mapping[str, float | None]
 
 
 def losses_of(
-    ways: Ways, slopes: Slopes, space: Workspace, threads: int, progress: Progress
+    ways: Ways, sensitivities: Sensitivities, space: Workspace, threads: int, progress: Progress
 ) -> Losses:
     """Of every unit, those that an earlier run has found among them."""
-    digest = slopes.digest()
+    digest = sensitivities.digest()
     hangs_on = {name: _digest(digest, ways, name) for name in ways.sizes}
     found: dict[str, Lost] = {}
     for name, of in hangs_on.items():
@@ -38,7 +38,7 @@ def losses_of(
     with Workers(threads) as workers:
         for number in progress.blocks(len(ways.sizes), ways.unit, first=first):
             name = left[number - first]
-            found[name] = ways.losses(name, slopes, workers)
+            found[name] = ways.losses(name, sensitivities, workers)
             space.journal.commit(_line(name), of=hangs_on[name], losses=found[name])
     return {name: found[name] for name in ways.sizes}
 
@@ -47,8 +47,8 @@ def _line(name: str) -> str:
     return f"losses of {name}"
 
 
-def _digest(slopes: str, ways: Ways, name: str) -> str:
-    said = json.dumps([slopes, ways.facts, ways.sizes[name]], sort_keys=True)
+def _digest(sensitivities: str, ways: Ways, name: str) -> str:
+    said = json.dumps([sensitivities, ways.facts, ways.sizes[name]], sort_keys=True)
     return hashlib.sha256(said.encode()).hexdigest()
 
 

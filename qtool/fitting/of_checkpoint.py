@@ -21,6 +21,8 @@ from qtool.fitting.recipe_text import checkpoint_text
 from qtool.fitting.request import FitRequest, widths
 from qtool.fitting.ways import Made, Ways, said_by
 from qtool.formats.safetensors_file import to_float32
+from qtool.gradients.sampled import by_weight, checked, pieces
+from qtool.gradients.sensitivity import Sensitivities, Sensitivity
 from qtool.methods import rtn
 from qtool.planned import Planned
 from qtool.planning.experts import as_quantized
@@ -31,8 +33,6 @@ from qtool.planning.plan import Plan, make_plan
 from qtool.planning.shapes import shapes_of
 from qtool.quality.weights import runnable
 from qtool.recipe.recipe import Recipe, parse
-from qtool.slopes.sampled import by_weight, checked, pieces
-from qtool.slopes.slope import Slope, Slopes
 from qtool.streaming.workers import Workers
 from qtool.telling.progress import Progress
 from qtool.texts.calibration import calibration_tokens
@@ -73,15 +73,19 @@ def checkpoint_ways(request: FitRequest, recipe: Recipe) -> Iterator[Ways]:
         found = calibration_tokens(request.settings, weights.folder, progress)
         return found.tokens, found.record()
 
-    def losses(name: str, slopes: Slopes, workers: Workers) -> dict[str, float | None]:
-        slope_of = {one.name: outside.slopes_of(one, slopes, headless) for one in units[name]}
-        if not all(slope_of.values()):
+    def losses(
+        name: str, sensitivities: Sensitivities, workers: Workers
+    ) -> dict[str, float | None]:
+        sensitivity_of = {
+            one.name: outside.sensitivities_of(one, sensitivities, headless) for one in units[name]
+        }
+        if not all(sensitivity_of.values()):
             return {}
         return {
             str(width): sum(
-                _lost(checkpoint, made.by_name[matrix], slope, workers)
-                for matrix, ways in slope_of.items()
-                for slope in ways
+                _lost(checkpoint, made.by_name[matrix], sensitivity, workers)
+                for matrix, ways in sensitivity_of.items()
+                for sensitivity in ways
             )
             for width, made in made_by[name].items()
         }
@@ -175,7 +179,9 @@ def _made(plan: Plan) -> Made:
     return Made(plan.size_bytes, sum(tensor.nbytes for tensor in plan.tensors), numbers)
 
 
-def _lost(checkpoint: Checkpoint, planned: Planned, slope: Slope, workers: Workers) -> float:
+def _lost(
+    checkpoint: Checkpoint, planned: Planned, sensitivity: Sensitivity, workers: Workers
+) -> float:
     """What rounding a matrix to nearest, as `planned` says, costs."""
     scheme = planned.scheme
     assert scheme is not None
@@ -187,16 +193,16 @@ def _lost(checkpoint: Checkpoint, planned: Planned, slope: Slope, workers: Worke
         weight = to_float32(raw, planned.dtype, (last - first, columns))
         checked(planned.name, weight, first)
         back = rtn.quantize(weight, None, scheme, rtn.Options()).quant.dequantize()
-        own = slope.rows[first:last]
-        errors = np.square(weight - back, dtype=np.float64) @ slope.columns
+        own = sensitivity.rows[first:last]
+        errors = np.square(weight - back, dtype=np.float64) @ sensitivity.columns
         return 0.5 * float(errors @ own), float(own.sum())
 
     if planned.block is None:
-        spans = by_weight(slope.rows, columns)
+        spans = by_weight(sensitivity.rows, columns)
         found = workers.map(lost, [span[:2] for span in spans])
         spoken = (weight for _, _, weight in spans)
         pairs = zip(found, spoken, strict=True)
         return sum(one * weight / seen for (one, seen), weight in pairs if seen > 0)
     found = workers.map(lost, pieces(rows, columns))
     total, seen = (sum(part) for part in zip(*found, strict=True))
-    return total * float(slope.rows.sum()) / seen if seen > 0 else 0.0
+    return total * float(sensitivity.rows.sum()) / seen if seen > 0 else 0.0

@@ -24,6 +24,7 @@ from qtool.gguf.planned import PlannedTensor
 from qtool.gguf.source import GgufSource
 from qtool.gguf.to_hf.weights import gguf_weights
 from qtool.gguf_types import FLOATS, BlockType
+from qtool.gradients.sensitivity import Sensitivities
 from qtool.mixtures.kinds import EMBEDDING_OF_TOKENS, EMBEDDINGS, HEAD, layer_of, model_facts
 from qtool.planning.fitting import Fitting, passing
 from qtool.planning.gguf.estimate import shapes_of
@@ -33,7 +34,6 @@ from qtool.planning.handed import handed_on
 from qtool.quality.weights import runnable
 from qtool.recipe.gguf import GgufRecipe
 from qtool.recipe.recipe import parse
-from qtool.slopes.slope import Slopes
 from qtool.streaming.weights import Weights
 from qtool.streaming.workers import Workers
 from qtool.telling.progress import Progress
@@ -96,8 +96,10 @@ def _ways(
     swept = {name for name, tensor in free.items() if _is_swept_head(tensor)}
     tied_remains = _HEAD_REMAINS if tied and swept else 1.0
 
-    def losses(name: str, slopes: Slopes, workers: Workers) -> dict[str, float | None]:
-        if not (ways := weighed(free[name], slopes, tied, tied_remains)):
+    def losses(
+        name: str, sensitivities: Sensitivities, workers: Workers
+    ) -> dict[str, float | None]:
+        if not (ways := weighed(free[name], sensitivities, tied, tied_remains)):
             return {}
         lost = losses_of(ways, usable[name], recipe.importance, workers)
         return {

@@ -9,12 +9,12 @@ from typing import Any
 
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.formats.layer_names import is_head
+from qtool.gradients.sensitivity import Sensitivities, Sensitivity
 from qtool.planned import Planned
 from qtool.planning import heads
 from qtool.planning.plan import Plan
 from qtool.recipe.recipe import Recipe
 from qtool.scheme import Dropped
-from qtool.slopes.slope import Slope, Slopes
 
 KEYS = ("embedding", "head")  # of MlxOptions
 
@@ -59,21 +59,26 @@ def key_of(planned: Planned, tied: bool) -> str | None:
     return "head" if tied else "embedding"
 
 
-def slopes_of(planned: Planned, slopes: Slopes, headless: bool) -> list[Slope]:
+def sensitivities_of(
+    planned: Planned, sensitivities: Sensitivities, headless: bool
+) -> list[Sensitivity]:
     """Of each way in which the network reads a matrix, an embedding that is the head in two; none
     where something was not measured. headless: no other tensor is the head."""
     if planned.block is not None:
-        found = [slopes.matrices.get(planned.name, {}).get(-1)]
+        found = [sensitivities.matrices.get(planned.name, {}).get(-1)]
     elif is_head(planned.module):
-        found = [slopes.head]
+        found = [sensitivities.head]
     else:
-        found = [slopes.tables.get(planned.name), *([slopes.head] if headless else [])]
+        found = [
+            sensitivities.tables.get(planned.name),
+            *([sensitivities.head] if headless else []),
+        ]
     known = [one for one in found if one is not None and _fits(one, planned)]
     return known if len(known) == len(found) else []
 
 
-def _fits(slope: Slope, planned: Planned) -> bool:
-    return (slope.rows.size, slope.columns.size) == planned.shape
+def _fits(sensitivity: Sensitivity, planned: Planned) -> bool:
+    return (sensitivity.rows.size, sensitivity.columns.size) == planned.shape
 
 
 def remains(recipe: Recipe, planned: Planned) -> float:

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qtool.gradients.sensitivity import Sensitivities
 from qtool.planning.fitting import Fitting
-from qtool.slopes.slope import Slopes
 from qtool.streaming.weights import Weights
 from qtool.streaming.workers import Workers
 from qtool.telling.progress import Progress
@@ -42,7 +42,9 @@ class Ways:
     tokens: Callable[
         [Progress], tuple[NDArray[np.int64], Mapping[str, Any]]
     ]  # to measure over; a record
-    losses: Callable[[str, Slopes, Workers], Mapping[str, float | None]]  # of a unit, by choice;
+    losses: Callable[
+        [str, Sensitivities, Workers], Mapping[str, float | None]
+    ]  # of a unit, by choice;
     # none where it could not be measured
     text: Callable[[str, Mapping[str, str]], str]  # first line, choices: the recipe
     made: Callable[[str], Made]  # of such a text

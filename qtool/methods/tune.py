@@ -13,9 +13,9 @@ line. A file has the same size and the same layout as without.
 
 Codes stay, since moving them too (learned rounding) takes back what GPTQ's sweep has found and,
 on as much text as calibration has, gains nothing on other text. Nor does it gain to count a block's
-errors by products of the model's slopes (qtool.blockwise.row_feedback's H, of what blocks give)
+errors by products of the model's gradients (qtool.blockwise.row_feedback's H, of what blocks give)
 instead of by their squares: nine blocks of SmolLM2 at 3 bits, KL divergence 0.129 untuned, 0.106
-by squares, 0.107 by slopes.
+by squares, 0.107 by gradients.
 
 The loss is the mean over tokens of a token's squared error over its own target's square: what
 comes behind a block is normed token by token, too. Sums over all tokens are those of the first one
@@ -72,8 +72,8 @@ def gradient(scales: Scales, weight: torch.Tensor, by_weight: torch.Tensor) -> t
     found = torch.empty_like(scales.moved)
     for start in range(0, len(weight), _ROWS):
         rows = slice(start, start + _ROWS)
-        slope = by_weight[rows]
-        products = weight[rows] * slope
+        gradient = by_weight[rows]
+        products = weight[rows] * gradient
         if scales.index is None:
             found[0, rows] = products.view(len(products), scales.groups, -1).sum(dim=2)
         else:
@@ -81,18 +81,18 @@ def gradient(scales: Scales, weight: torch.Tensor, by_weight: torch.Tensor) -> t
             found[0, rows].index_add_(1, scales.index, products)
         if scales.offset is not None:
             offset = scales.offset[rows]
-            sums = slope.reshape(*offset.shape, -1).sum(dim=2) * offset
+            sums = gradient.reshape(*offset.shape, -1).sum(dim=2) * offset
             found[1, rows] = sums.view(len(sums), scales.groups, -1).sum(dim=2)
             found[0, rows] -= found[1, rows]
     return found
 
 
 def step(
-    scales: Scales, weight: torch.Tensor, slope: torch.Tensor, number: int, rate: float
+    scales: Scales, weight: torch.Tensor, gradient: torch.Tensor, number: int, rate: float
 ) -> None:
-    """Adam's step of a number from 1 on, against the slope; weight [out, in] follows it."""
-    scales.first.lerp_(slope, 1 - MOMENTUM)
-    scales.second.lerp_(slope * slope, 1 - MOMENTUM_OF_SQUARES)
+    """Adam's step of a number from 1 on, against the gradient; weight [out, in] follows it."""
+    scales.first.lerp_(gradient, 1 - MOMENTUM)
+    scales.second.lerp_(gradient * gradient, 1 - MOMENTUM_OF_SQUARES)
     first = scales.first / (1 - MOMENTUM**number)
     second = scales.second / (1 - MOMENTUM_OF_SQUARES**number)
     move = first / (second.sqrt() + SMALLEST) * -rate

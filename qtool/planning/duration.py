@@ -45,7 +45,7 @@ GRAM_SHARE = 0.55
 # AWQ's search looks at this many rows of a site, for so many exponents of the weights each, and
 # compares so many finalists exactly.
 AWQ_ROWS, AWQ_EXPONENTS, AWQ_FINALISTS = 256, 5, 5
-# A step of tuning takes so many times a forward pass: for what a block gives back, for slopes by
+# A step of tuning takes so many times a forward pass: for what a block gives back, for gradients by
 # inputs and by weights, and for what autograd adds.
 STEP_PASSES = 4.0
 # Smoothing's search multiplies this many rows of a site with its Gram matrix, for each exponent.
@@ -60,14 +60,14 @@ FED_BACK_PASSES = 7.0
 
 
 def feeding_back(shapes: Shapes, weights: float) -> float:
-    """Operations that it takes to measure slopes. weights: that a token meets, the head's
+    """Operations that it takes to measure sensitivities. weights: that a token meets, the head's
     included."""
     return 2.0 * FED_BACK_PASSES * shapes.fed_back * weights
 
 
 def fed_back(shapes: Shapes, out: int, width: int) -> float:
     """Operations by which the rows of a matrix make up for each other, beside its being swept:
-    products of slopes, their factor, and what rows are told."""
+    products of gradients, their factor, and what rows are told."""
     if not shapes.fed_back:
         return 0.0
     return 2.0 * out * (shapes.fed_back * out + out**2 + out * width)

@@ -40,13 +40,14 @@ TURNED_COPIES, TURNED_BYTES = 1.5, 110_000_000
 # states alone, or of these and of what queries, keys and values are, whichever is more.
 KEPT_OF_HIDDEN, KEPT_OF_WIDEST = 26.0, 7.0
 KEPT_OF_ATTENTION, KEPT_BEFORE_ATTENTION, KEPT_OF_ATTENDING = 28.0, 9.0, 6.0
-# The same of one whose parameters have no slopes, with those of what its matrices give.
+# The same of one whose parameters have no gradients, with those of what its matrices give.
 BACK_OF_HIDDEN, BACK_OF_WIDEST = 15.0, 6.0
 # How much more hidden states take, with what goes beside them, where tokens are guided, states of
 # the original model are followed or a block is tuned.
 TUNED_STATES = 1.25
-# Bytes of each number of the largest parameter of a block whose slope a thread has, with products.
-SLOPE_BYTES = 5
+# Bytes of each number of the largest parameter of a block whose gradient a thread has, with
+# products.
+GRADIENT_BYTES = 5
 # Bytes for each number of a Gram matrix that is being factored as a whole, beside its own, and of
 # the factor; wider ones than WHOLE are factored in place.
 SOLVE_BYTES, FACTOR_BYTES, WHOLE = 12, 4, 2048
@@ -72,8 +73,8 @@ LIGHT_BYTES_PER_WEIGHT = 6
 HEAD_BYTES_PER_WEIGHT = 19
 # Bytes for each weight of a matrix whose rows make up for each other.
 FED_BACK_BYTES = 10
-# What a run has open that measures slopes of the loss first, beside what `qtool fit` has.
-BESIDE_SLOPES_BYTES = 60_000_000
+# What a run has open that measures gradients of the loss first, beside what `qtool fit` has.
+BESIDE_GRADIENTS_BYTES = 60_000_000
 PROVING = "a block in float32, as it was and rotated"
 
 
@@ -90,15 +91,15 @@ def peak(shapes: Shapes, setting: Setting) -> Peak:
         _head(shapes, setting),
     ]
     most = max(stages, key=lambda stage: stage.nbytes)
-    slopes = Peak(0, "")
+    gradients = Peak(0, "")
     if shapes.fed_back:
         fed = replace(shapes, tokens=shapes.fed_back)
-        slopes = measuring(fed, setting.threads, shapes.batch)
-        slopes = replace(slopes, nbytes=slopes.nbytes + BESIDE_SLOPES_BYTES)
+        gradients = measuring(fed, setting.threads, shapes.batch)
+        gradients = replace(gradients, nbytes=gradients.nbytes + BESIDE_GRADIENTS_BYTES)
     states = 0 if setting.states_on_disk else shapes.states
     apart = TUNED_STATES if shapes.follows or shapes.guides else 1.0
     base = process_bytes(shapes) + int(states * apart)
-    return max(Peak(base + most.nbytes, most.of), slopes, key=lambda stage: stage.nbytes)
+    return max(Peak(base + most.nbytes, most.of), gradients, key=lambda stage: stage.nbytes)
 
 
 def _plain_peak(shapes: Shapes, setting: Setting) -> Peak:
@@ -185,24 +186,24 @@ def _in_block(shapes: Shapes, block: Block, setting: Setting) -> list[Peak]:
     if shapes.guides:
         each = KEPT_BEFORE_ATTENTION * shapes.passed + KEPT_OF_ATTENDING * block.attending
         graph = batches * int(4 * shapes.batch * max(KEPT_OF_ATTENTION * shapes.passed, each))
-        guiding = [Peak(block.nbytes + graph, "slopes of keys and values")]
+        guiding = [Peak(block.nbytes + graph, "gradients of keys and values")]
     backs = []
     if shapes.fed_back:
         rows = 4 * sum(out**2 for out in block.made)
         shared = shapes.hidden if block.given else 0  # by all experts
         kept = BACK_OF_HIDDEN * shapes.passed + BACK_OF_WIDEST * block.widest
-        kept = max(kept, 2 * sum(block.made)) + 3 * block.given  # slopes, and as they count
+        kept = max(kept, 2 * sum(block.made)) + 3 * block.given  # gradients, and as they count
         back = max(batches * int(4 * shapes.batch * kept), _solving(shared))
         back += block.nbytes + matrices + rows + 4 * shared**2 + free
-        backs = [Peak(back, "slopes by what matrices of a block give")]
+        backs = [Peak(back, "gradients by what matrices of a block give")]
         jobs += rows + 4 * shared**2
     tuning = []
     if shapes.tunes:
         kept = KEPT_OF_HIDDEN * shapes.passed + KEPT_OF_WIDEST * block.widest
-        slopes = min(batches, shapes.tunes) * (
-            int(4 * shapes.batch * kept) + SLOPE_BYTES * block.largest
+        gradients = min(batches, shapes.tunes) * (
+            int(4 * shapes.batch * kept) + GRADIENT_BYTES * block.largest
         )
-        tuning = [Peak(block.nbytes + codes + slopes, "tuning the scales of a block")]
+        tuning = [Peak(block.nbytes + codes + gradients, "tuning the scales of a block")]
     comparing = []
     if shapes.makes_up:  # one input after another, in a block and in a copy of it as it was
         most = max((one.width for one in block.inputs if one.share is None), default=0)

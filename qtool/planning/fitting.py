@@ -1,7 +1,7 @@
 """`--max-ram`: what memory a fit will need at its highest, guessed from shapes, and how many
 threads may work so that it stays within a budget. No byte of the recipe depends on it.
 
-    memory = the process itself + slopes of all matrices
+    memory = the process itself + sensitivities of all matrices
              + the most of: rows of tables, and the way back to them,
                    the head as float32 + logits a thread,
                    a block as float32 + what autograd keeps of a micro-batch a thread,
@@ -29,7 +29,7 @@ TOGETHER = 512  # tokens whose way through a block a thread keeps for the way ba
 STEPS = 200_000  # of a size, that the knapsack tells apart
 LOGITS = 1 << 22  # that a thread has at once, of a few tokens, or of one
 
-# What a thread has of logits at once, in copies: they, their logarithms, chances, slopes.
+# What a thread has of logits at once, in copies: they, their logarithms, chances, gradients.
 _LOGIT_COPIES = 7
 # What autograd keeps of each token, and needs on its way back, in float32 numbers: in widths of the
 # hidden states, of the block's widest matrix, and of what experts read and give.
@@ -74,8 +74,8 @@ def _peak(fitting: Fitting, setting: Setting) -> Peak:
 
 
 def measuring(shapes: Shapes, threads: int, together: int = TOGETHER) -> Peak:
-    """What it takes to measure slopes, in micro-batches of so many tokens, beside the header of an
-    artifact."""
+    """What it takes to measure sensitivities, in micro-batches of so many tokens, beside the header
+    of an artifact."""
     samples = shapes.tokens // shapes.length
     shapes = replace(shapes, batch=micro_batch(samples, shapes.length, together))
     batches = min(threads, -(-shapes.tokens // shapes.batch))
@@ -95,7 +95,7 @@ def measuring(shapes: Shapes, threads: int, together: int = TOGETHER) -> Peak:
         *(_block(shapes, block, batches) for block in shapes.blocks),
     ]
     most = max(stages, key=lambda stage: stage.nbytes)
-    return Peak(process_bytes(shapes) + shapes.slopes + most.nbytes, most.of)
+    return Peak(process_bytes(shapes) + shapes.sensitivities + most.nbytes, most.of)
 
 
 def _block(shapes: Shapes, block: Block, batches: int) -> Peak:
@@ -104,7 +104,7 @@ def _block(shapes: Shapes, block: Block, batches: int) -> Peak:
     given = 2 * 4 * shapes.tokens * shapes.handed.given // max(1, shapes.count)
     # A matrix that was there before leaves its room free between others.
     held = block.nbytes + min(4 * block.largest, MOST_KEPT_BYTES)
-    sums = (batches + 1) * shapes.slopes // max(1, shapes.count)
+    sums = (batches + 1) * shapes.sensitivities // max(1, shapes.count)
     passing = held + given + sums + int(4 * batches * shapes.batch * numbers)
     loading = block.nbytes + reading(2 * block.largest)
     return Peak(max(passing, loading), "a block in float32, and what goes back through it")

@@ -115,7 +115,7 @@ def is_last(name: str) -> bool:
     return _LAST.search(name) is not None
 
 
-def slope_bytes(matrices: Iterable[tuple[int, ...]]) -> int:
+def sensitivity_bytes(matrices: Iterable[tuple[int, ...]]) -> int:
     """Of matrices [out, in], and of experts [experts, out, in]."""
     return sum(8 * prod(shape[:-2]) * sum(shape[-2:]) for shape in matrices if len(shape) > 1)
 
@@ -143,8 +143,8 @@ class Shapes:
     solves: bool  # whether they are factored
     tunes: int = 0  # micro-batches of a step of tuning; 0 where blocks are not tuned
     makes_up: bool = False  # whether inputs are compared with those of the original
-    guides: bool = False  # whether tokens of keys and values count by slopes
-    fed_back: int = 0  # tokens whose slopes say how rows make up for each other
+    guides: bool = False  # whether tokens of keys and values count by gradients
+    fed_back: int = 0  # tokens whose gradients say how rows make up for each other
     light: bool = False  # whether kernels read back what was rounded
     text: int = 0  # bytes of the text to calibrate on
     tables: int = 0  # bytes that it takes to read them, where it is Parquet
@@ -161,7 +161,7 @@ class Shapes:
     viewed: int = 0  # bytes of the largest of them in its source, where that is a view
     heads: tuple[int, int] = (0, 0)  # weights of that or of the embedding, and bytes of both stored
     count: int = 0  # of all blocks
-    slopes: int = 0  # bytes of the slopes of all matrices, where they are measured
+    sensitivities: int = 0  # bytes of the sensitivities of all matrices, where they are measured
 
     @property
     def passed(self) -> int:
@@ -175,22 +175,23 @@ class Shapes:
         return 4 * self.tokens * (self.passed * (2 if self.follows else 1) + self.handed.given)
 
     @property
-    def slopes_on_disk(self) -> int:
-        """Bytes on the disk while slopes are measured: these, states before each block and behind
-        the last, gradients twice; and what blocks are given beside states, and gradients by it."""
+    def sensitivities_on_disk(self) -> int:
+        """Bytes on the disk while sensitivities are measured: these, states before each block and
+        behind the last, gradients twice; and what blocks are given beside states, and gradients by
+        it."""
         numbers = self.passed * (self.count + 3) + 2 * self.handed.given
-        return 4 * self.tokens * numbers + self.slopes
+        return 4 * self.tokens * numbers + self.sensitivities
 
     @property
     def on_disk(self) -> int:
         """Bytes on the disk beside the artifact: states before a block and after it, from which a
-        run goes on; and where rows make up for each other, slopes behind each block, and what it
+        run goes on; and where rows make up for each other, gradients behind each block, and what it
         takes to measure them."""
         if not self.fed_back:
             return 2 * self.states
         measured = replace(self, tokens=self.fed_back)
         behind = 4 * self.fed_back * self.passed * self.count
-        return behind + max(2 * self.states, measured.slopes_on_disk)
+        return behind + max(2 * self.states, measured.sensitivities_on_disk)
 
     @property
     def follows(self) -> bool:
@@ -280,7 +281,7 @@ def shapes_of(
         head=head,
         heads=(longest, stored),
         count=len(inside),
-        slopes=slope_bytes(matrices),
+        sensitivities=sensitivity_bytes(matrices),
     )
 
 

@@ -217,12 +217,13 @@ class GgufRecipe(NamedTable):
 
     @property
     def guides(self) -> float:
-        """The power of squared slopes by which tokens count in GPTQ's sweep; 0: all count alike."""
+        """The power of squared gradients by which tokens count in GPTQ's sweep; 0: all count
+        alike."""
         return self.gptq.guided if self.sweeps else 0.0
 
     @property
     def feeds_back(self) -> int:
-        """Samples whose slopes say how rows make up for each other in GPTQ (YAQA); 0: they do
+        """Samples whose gradients say how rows make up for each other in GPTQ (YAQA); 0: they do
         not."""
         return self.gptq.yaqa if self.sweeps else 0
 

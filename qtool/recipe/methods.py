@@ -39,7 +39,7 @@ class SweepOptions(Table):
         default=0,
         ge=0,
         le=100_000,
-        description="YAQA: rows make up for each other, by slopes of the loss over so many samples",
+        description="YAQA: rows make up for each other, by gradients over so many samples",
     )
 
 

@@ -74,7 +74,7 @@ def check_device(device: str) -> None:
 
 def device_of(asked: str, *, ways_back: bool = True) -> "Device | None":
     """What --device asks for, None: the CPU; UnsupportedError as check_device. ways_back: whether
-    slopes may be wanted."""
+    gradients may be wanted."""
     check_device(asked)
     if asked != "cuda":
         return None  # without importing torch

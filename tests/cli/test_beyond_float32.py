@@ -48,12 +48,12 @@ def test_its_value_and_place(
     assert not [*tmp_path.glob("out*")]
 
 
-def test_what_slopes_meet_is_not_mended_without_them(
+def test_what_gradients_meet_is_not_mended_without_them(
     model: Path, tmp_path: Path, call: Call
 ) -> None:
     replace(model, Q, (5, 7), 1e300, np.float64)
     said = call(*arguments(model, "w4g128-gptq", tmp_path / "out", "--set", "gptq.yaqa=1"))
-    assert "measuring slopes" in said.err and "holds 1e+300" in said.err
+    assert "measuring gradients" in said.err and "holds 1e+300" in said.err
     assert "gptq.yaqa=0" not in said.err
 
 

@@ -7,8 +7,8 @@ import pytest
 
 from qtool.cuda.device import Device
 from qtool.errors import ResumeError
-from qtool.slopes import measure as slopes
-from qtool.slopes.slope import Slopes
+from qtool.gradients import measure as sensitivities
+from qtool.gradients.sensitivity import Sensitivities
 from qtool.streaming.skeleton import Skeleton
 from qtool.telling.progress import Progress
 from qtool.workspaces.workspace import workspace
@@ -26,10 +26,10 @@ __all__ = ["cuda", "device", "emulator", "gpu", "tiny"]
 TOKENS = np.random.default_rng(1).integers(3, VOCABULARY, (3, 40), dtype=np.int64)
 
 
-def measured(models: Path, name: str, device: Device | None) -> Slopes:
+def measured(models: Path, name: str, device: Device | None) -> Sensitivities:
     skeleton = Skeleton.open(checkpoint(models, name))
     with workspace(models / "out", is_folder=False, nbytes=0, fresh=True) as space:
-        found = slopes.measure(
+        found = sensitivities.measure(
             skeleton, TOKENS, 0, space, 2, Progress(quiet=True), together=40, device=device
         )
         space.artifact.write_bytes(b"")
@@ -37,7 +37,7 @@ def measured(models: Path, name: str, device: Device | None) -> Slopes:
     return found
 
 
-def check_alike(found: Slopes, expected: Slopes) -> None:
+def check_alike(found: Sensitivities, expected: Sensitivities) -> None:
     """To the last digits of sums."""
     assert found.matrices.keys() == expected.matrices.keys()
     assert found.tables.keys() == expected.tables.keys()
@@ -52,7 +52,7 @@ def check_alike(found: Slopes, expected: Slopes) -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_moe"])
-def test_slopes_are_those_of_the_cpu(name: str, tmp_path: Path, device: Device) -> None:
+def test_sensitivities_are_those_of_the_cpu(name: str, tmp_path: Path, device: Device) -> None:
     check_alike(measured(tmp_path, name, device), measured(tmp_path, name, None))
 
 

@@ -130,7 +130,7 @@ def test_as_good_as_the_cpu(
 
 
 def test_rows_of_experts_there(tmp_path: Path, device: Device) -> None:
-    """Slopes of all experts together are summed and factored there."""
+    """Gradients of all experts together are summed and factored there."""
     source, codes = quantizing.build("mixtral", tmp_path / "model"), []
     for name, where in (("here", None), ("there", device)):
         sets = ("gptq.yaqa=4", "gptq.mse=false", "weights.group_size=32")
@@ -187,13 +187,13 @@ def test_scales_of_awq_onto_small_floats_are_found_there(
 def test_what_gptq_goes_by_is_measured_there(
     how: str, models: Path, tmp_path: Path, device: Device
 ) -> None:
-    """Both models, tokens with their weights, or slopes pass by on the device, which factors; codes
-    are the CPU's but for a few, and in later blocks for what these move.
+    """Both models, tokens with their weights, or gradients pass by on the device, which factors;
+    codes are the CPU's but for a few, and in later blocks for what these move.
 
-    With slopes a code that differs moves all rows after it, so that single matrices of the first
+    With gradients a code that differs moves all rows after it, so that single matrices of the first
     block keep fewer of their codes. 5 of 7 stayed on an H100; on the CPU, where what is factored is
     moved by 3e-7 of itself, 4 to 6 in four trials, and no matrix of both blocks kept less than
-    0.83. Where one of the two leaves slopes out, none stays."""
+    0.83. Where one of the two leaves gradients out, none stays."""
     source, found = blocks(models, 2), []
     for name, where in (("here", None), ("there", device)):
         out = made("w4g128-gptq", tmp_path / name, where, how, "gptq.mse=false", source=source)

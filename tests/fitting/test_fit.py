@@ -231,7 +231,7 @@ def test_costs_of_something_else_are_refused(tiny: Path, tmp_path: Path, call: C
 
 def test_losses_are_those_of_all_rows(tiny: Path, tmp_path: Path, monkeypatch: Any) -> None:
     """What a few pieces of a tensor tell is near to what all of it does."""
-    from qtool.slopes import sampled
+    from qtool.gradients import sampled
 
     every, some = tmp_path / "every.json", tmp_path / "some.json"
     fitted(tiny, tmp_path / "a.yaml", bits=4.5, costs=every)

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 
-from qtool.fitting.outside import kept_keys, remains, slopes_of
+from qtool.fitting.outside import kept_keys, remains, sensitivities_of
+from qtool.gradients.before import _chances
+from qtool.gradients.sampled import by_weight
+from qtool.gradients.sensitivity import Sensitivities, Sensitivity
 from qtool.planned import Planned
 from qtool.recipe.recipe import Recipe, load
 from qtool.scheme import Dense
-from qtool.slopes.before import _chances
-from qtool.slopes.sampled import by_weight
-from qtool.slopes.slope import Slope, Slopes
 from support.fitting.fitting_runs import SMALL, widths
 from support.runs.quantizing import Call, first_blocks_of_tiny
 
@@ -162,13 +162,13 @@ def test_shipped_recipes_only_say_where_to_begin() -> None:
 
 def test_what_was_not_measured_of_a_way_is_not_free() -> None:
     planned = Planned(f"{EMBEDDING}.weight", (6, 2), "F32", Dense("embedding"), (), None)
-    one = Slope(np.full(6, 1 / 6), np.ones(2), 12)
-    assert slopes_of(planned, Slopes(tables={planned.name: one}), False) == [one]
-    assert slopes_of(planned, Slopes(tables={planned.name: one}), True) == []
-    both = Slopes(tables={planned.name: one}, head=one)
-    assert slopes_of(planned, both, True) == [one, one]
-    other = Slope(np.full(5, 0.2), np.ones(2), 12)  # of another shape
-    assert slopes_of(planned, Slopes(tables={planned.name: other}), False) == []
+    one = Sensitivity(np.full(6, 1 / 6), np.ones(2), 12)
+    assert sensitivities_of(planned, Sensitivities(tables={planned.name: one}), False) == [one]
+    assert sensitivities_of(planned, Sensitivities(tables={planned.name: one}), True) == []
+    both = Sensitivities(tables={planned.name: one}, head=one)
+    assert sensitivities_of(planned, both, True) == [one, one]
+    other = Sensitivity(np.full(5, 0.2), np.ones(2), 12)  # of another shape
+    assert sensitivities_of(planned, Sensitivities(tables={planned.name: other}), False) == []
 
 
 def test_rows_are_likely_as_often_as_they_are_asked_for() -> None:
@@ -179,7 +179,7 @@ def test_rows_are_likely_as_often_as_they_are_asked_for() -> None:
 
 
 def test_pieces_speak_for_what_they_weigh(monkeypatch: pytest.MonkeyPatch) -> None:
-    from qtool.slopes import sampled
+    from qtool.gradients import sampled
 
     rows = np.random.default_rng(0).pareto(1.1, 4000)
     monkeypatch.setattr(sampled, "_PIECE", 64)

@@ -10,10 +10,10 @@ import torch
 from qtool import api
 from qtool.errors import UnsupportedError
 from qtool.fitting import fit as module
+from qtool.gradients.passing import Passing
 from qtool.planning.fitting import Fitting, memory, passing
-from qtool.planning.shapes import Block, Input, Shapes, slope_bytes
+from qtool.planning.shapes import Block, Input, Shapes, sensitivity_bytes
 from qtool.recipe.file import Calibration
-from qtool.slopes.passing import Passing
 from qtool.streaming.workers import Workers
 from support.fitting.fitting_runs import SMALL, tiny
 from support.runs.quantizing import Call
@@ -47,7 +47,7 @@ def test_what_memory_grows_with() -> None:
     assert estimated(2048, 2) < estimated(2048, 2, length=2048)
     assert estimated(2048, 2) < estimated(4096, 2)
     assert estimated(2048, 2) < estimated(2048, 2, experts=32)
-    assert slope_bytes([(10,), (20, 30), (4, 20, 30)]) == 8 * (50 + 4 * 50)
+    assert sensitivity_bytes([(10,), (20, 30), (4, 20, 30)]) == 8 * (50 + 4 * 50)
 
 
 @pytest.mark.parametrize(("recipe", "bits"), [("q4_k_m", 4.5), ("w4a16-ct", 7.5)])

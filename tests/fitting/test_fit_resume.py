@@ -15,7 +15,7 @@ from qtool.errors import ResumeError, UnsupportedError
 from qtool.fitting import costs as kept
 from qtool.fitting.of_gguf import losses_of
 from qtool.fitting.request import Fitted
-from qtool.slopes import measure as slopes
+from qtool.gradients import measure as sensitivities
 from qtool.workspaces.journal import Journal
 from support.fitting.fitting_runs import SMALL, fitted, tiny
 from support.gguf import gguf_from_hf, gguf_models
@@ -62,7 +62,7 @@ def check_goes_on(tiny: Path, out: Path, whole: Fitted) -> None:
 def test_a_run_that_dies_goes_on(
     after: int, tiny: Path, whole: Fitted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What has a line in the journal is not measured again: neither slopes nor losses."""
+    """What has a line in the journal is not measured again: neither sensitivities nor losses."""
     die(after, tiny, tmp_path / "out.yaml", threads=1)
     rounded = []
 
@@ -72,7 +72,7 @@ def test_a_run_that_dies_goes_on(
 
     monkeypatch.setattr("qtool.fitting.of_gguf.losses_of", counted)
     if after >= PASSED:
-        monkeypatch.setattr(slopes, "measure", None)
+        monkeypatch.setattr(sensitivities, "measure", None)
     check_goes_on(tiny, tmp_path / "out.yaml", whole)
     assert len(rounded) == ROUNDED - max(0, after - PASSED) == len(set(rounded))
 
@@ -89,12 +89,12 @@ def test_it_dies_after_its_last_line(tiny: Path, whole: Fitted, tmp_path: Path) 
     ("after", "damaged"),
     [
         (5, "states-0"),
-        pytest.param(5, "slopes-2", marks=pytest.mark.slow),
-        pytest.param(5, "slopes-1", marks=pytest.mark.slow),
+        pytest.param(5, "sensitivity-2", marks=pytest.mark.slow),
+        pytest.param(5, "sensitivity-1", marks=pytest.mark.slow),
         (5, "gradients-1"),
-        (PASSED + 4, "slopes-0"),
-        pytest.param(PASSED + 4, "slopes-2", marks=pytest.mark.slow),
-        (PASSED + 4, "slopes-tables"),
+        (PASSED + 4, "sensitivity-0"),
+        pytest.param(PASSED + 4, "sensitivity-2", marks=pytest.mark.slow),
+        (PASSED + 4, "sensitivity-tables"),
         (PASSED + 4, "journal"),
     ],
 )
@@ -111,7 +111,7 @@ def test_twice_damaged_and_twice_killed(tiny: Path, whole: Fitted, tmp_path: Pat
     folder = die(5, tiny, out)
     for _ in range(2):
         damage(folder / "states-0", 0)
-        damage(folder / "slopes-1", 0)
+        damage(folder / "sensitivity-1", 0)
         die(1, tiny, out)
     for file in folder.glob("gradients-*"):
         file.write_bytes(b"")
@@ -127,11 +127,11 @@ def test_a_line_half_written_is_rounded_again(tiny: Path, whole: Fitted, tmp_pat
 def test_losses_that_hang_on_something_else_are_not_taken(
     tiny: Path, whole: Fitted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of another run's importance, or types: slopes are, losses are not."""
+    """Of another run's importance, or types: sensitivities are, losses are not."""
     out = tmp_path / "out.yaml"
     folder = die(PASSED + 9, tiny, out, sets=["importance=false"])
     kept = shutil.copytree(folder, tmp_path / "kept" / "kept").parent
-    monkeypatch.setattr(slopes, "measure", None)
+    monkeypatch.setattr(sensitivities, "measure", None)
     types = "q3_k,q4_k,q5_k,q6_k"
     found = fitted(tiny, out, bits=4.5, types=types)
     out.unlink()
@@ -179,13 +179,13 @@ def test_what_cannot_be_chosen_leaves_what_was_measured(
     with monkeypatch.context() as patched, pytest.raises(UnsupportedError, match="is kept"):
         patched.setattr("qtool.fitting.fit.choose", refuse)
         fitted(tiny, out, bits=4.5)
-    monkeypatch.setattr(slopes, "measure", None)
+    monkeypatch.setattr(sensitivities, "measure", None)
     check_goes_on(tiny, out, whole)
 
 
 @pytest.mark.parametrize("after", [2, pytest.param(PASSED - 1, marks=pytest.mark.slow), PASSED + 2])
 def test_the_disk_is_full(after: int, tiny: Path, whole: Fitted, tmp_path: Path) -> None:
-    """While states, slopes or losses are kept; half of the line is there."""
+    """While states, sensitivities or losses are kept; half of the line is there."""
     out = tmp_path / "out.yaml"
     append, count = Journal._append, 0
 
@@ -226,7 +226,7 @@ def test_kill_9(recipe: str, lines: int, tiny: Path, tmp_path: Path, call: Call)
     folder = tmp_path / ".out.yaml.partial"
     assert (folder / "journal").read_bytes().count(b'"done"') == lines
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(slopes, "measure", None)
+        patched.setattr(sensitivities, "measure", None)
         done = call(*words, "-o", out)
     assert done.status == 0, done.err
     assert call(*words, "-o", other).status == 0
@@ -242,7 +242,7 @@ def test_killed_when_it_has_its_name_it_is_told_finished(
     asked = {"bits": 4.5, "costs": tmp_path / "costs" if costs else None}
     killed_named(lambda: fitted(tiny, out, **asked), out)
     text = out.read_bytes()
-    monkeypatch.setattr(slopes, "measure", None)
+    monkeypatch.setattr(sensitivities, "measure", None)
     monkeypatch.setattr(kept, "read", None)
     found = fitted(tiny, out, **asked)
     same = {one: getattr(found, one) for one in ("made", "loss", "before", "chosen", "members")}

@@ -75,19 +75,19 @@ def test_no_scale_becomes_infinite() -> None:
     assert np.isfinite(matrix.tuned(scales).dequantize()).all()
 
 
-def test_slopes_of_scales_and_minima_are_those_of_the_definition() -> None:
+def test_gradients_of_scales_and_minima_are_those_of_the_definition() -> None:
     matrix = matrix_of("Q4_K", rows=300)
     scales = matrix.scales()
     weight = torch.from_numpy(matrix.dequantize())
     assert scales.offset is not None
     offset = scales.offset.double().repeat_interleave(16, dim=1)
-    slope = torch.randn(weight.shape)
+    gradient = torch.randn(weight.shape)
     p = (0.1 * torch.randn(scales.moved.shape, dtype=torch.float64)).requires_grad_()
     p_of = p.repeat_interleave(256, dim=2)
     moved = (weight.double() - offset) * p_of[0].exp() + offset * p_of[1].exp()
-    (moved * slope).sum().backward()
+    (moved * gradient).sum().backward()
     scales.offset = (scales.offset * p.detach()[1].exp().repeat_interleave(16, dim=1)).float()
-    found = tune.gradient(scales, moved.detach().float(), slope)
+    found = tune.gradient(scales, moved.detach().float(), gradient)
     assert p.grad is not None
     torch.testing.assert_close(found, p.grad.float(), rtol=1e-4, atol=1e-4)
     # A step moves both, and the weights are what both make of them.

@@ -15,9 +15,9 @@ from qtool.checkpoints.fused_experts import apart
 from qtool.gguf.from_hf.source import hf_source
 from qtool.gguf.open import open_source
 from qtool.gguf.source import as_floats
+from qtool.gradients.measure import measure
+from qtool.gradients.sensitivity import Sensitivities
 from qtool.recipe.recipe import load
-from qtool.slopes.measure import measure
-from qtool.slopes.slope import Slopes
 from qtool.streaming.linears import Matrix, ObserveLinears, WeightIndex
 from qtool.streaming.skeleton import Skeleton
 from qtool.streaming.workers import Workers
@@ -25,7 +25,7 @@ from qtool.telling.progress import Progress
 from qtool.telling.summary import OUTPUTS
 from qtool.texts.calibration import calibration_tokens
 from qtool.workspaces.workspace import workspace
-from support.fitting.slopes_by_hand import likeliest, measured, ways_of
+from support.fitting.sensitivities_by_hand import likeliest, measured, ways_of
 from support.gguf import gguf_models
 from support.gguf.gguf_runs import fed_blocks, without_tokenizers, write
 from support.models.transposed_experts import transposed
@@ -274,29 +274,31 @@ def test_what_errors_in_experts_cost(
     name: str, models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = quantizing.add_tokenizer(models[name])
-    slopes = measured(model, tmp_path / "out", tokens=TOKENS)
+    sensitivities = measured(model, tmp_path / "out", tokens=TOKENS)
     read = by_hand(model)
     with monkeypatch.context() as patched:
         gradients = gradients_by_hand(model, patched)
     assert gradients.keys() == read.keys()
     for key, experts in gradients.items():
         for expert, rows in enumerate(experts):
-            slope, x = slopes.matrices[key][expert], read[key][expert]
-            assert slope.count == len(x)
+            sensitivity, x = sensitivities.matrices[key][expert], read[key][expert]
+            assert sensitivity.count == len(x)
             expected = rows / TOKENS.size
             near = {"rtol": 3e-3, "atol": 1e-4 * float(expected.max())}
-            np.testing.assert_allclose(slope.rows, expected, **near)
+            np.testing.assert_allclose(sensitivity.rows, expected, **near)
             if len(x):
-                np.testing.assert_allclose(slope.columns, np.square(x).mean(0), rtol=1e-3)
+                np.testing.assert_allclose(sensitivity.columns, np.square(x).mean(0), rtol=1e-3)
 
 
 @pytest.mark.usefixtures("without_tokenizers")
 @pytest.mark.parametrize("name", NAMES)
 def test_rows_of_experts_are_theirs(name: str, models: dict[str, Path], tmp_path: Path) -> None:
     """Gate and up have their own rows of the gradients, in turns or one below the other."""
-    (gate,), slopes = ways_of(models[name], tmp_path, "blk.1.ffn_gate_exps.weight")
+    (gate,), sensitivities = ways_of(models[name], tmp_path, "blk.1.ffn_gate_exps.weight")
     (key,) = gate.tensor.source.origin
-    rows = np.stack([slopes.matrices[key][e].rows for e in sorted(slopes.matrices[key])])
+    rows = np.stack(
+        [sensitivities.matrices[key][e].rows for e in sorted(sensitivities.matrices[key])]
+    )
     expected = rows[:, ::2] if name == "gpt-oss" else rows[:, : rows.shape[1] // 2]
     assert np.array_equal(gate.rows, expected.ravel())
     assert len(set(gate.rows)) > 1
@@ -308,22 +310,23 @@ def test_sites_of_experts_apart_are_those_of_the_fused(tmp_path: Path) -> None:
     tokens = np.random.default_rng(3).integers(3, 90, (4, 32), dtype=np.int64)
     whole = Checkpoint.open(folder)
     found = [
-        slopes_of(one, tmp_path / str(n), tokens) for n, one in enumerate((whole, apart(whole)))
+        sensitivities_of(one, tmp_path / str(n), tokens)
+        for n, one in enumerate((whole, apart(whole)))
     ]
     fused, single = (one.matrices for one in found)
     stacks = [name for name in fused if name.endswith("experts.gate_up_proj")]
     assert len(stacks) == 2
     for stack in stacks:
-        for expert, slope in fused[stack].items():
+        for expert, sensitivity in fused[stack].items():
             layer = stack.removesuffix("gate_up_proj")
             names = [f"{layer}{expert}.{part}_proj.weight" for part in ("gate", "up", "down")]
             gate, up, down = (single[one][-1] for one in names)
-            assert np.array_equal(np.concatenate([gate.rows, up.rows]), slope.rows)
-            assert np.array_equal(gate.columns, slope.columns)
+            assert np.array_equal(np.concatenate([gate.rows, up.rows]), sensitivity.rows)
+            assert np.array_equal(gate.columns, sensitivity.columns)
             assert np.array_equal(down.rows, fused[f"{layer}down_proj"][expert].rows)
 
 
-def slopes_of(checkpoint: Checkpoint, out: Path, tokens: Any) -> Slopes:
+def sensitivities_of(checkpoint: Checkpoint, out: Path, tokens: Any) -> Sensitivities:
     with workspace(out, is_folder=False, nbytes=0, fresh=False) as space:
         skeleton = Skeleton.open(checkpoint)
         found = measure(skeleton, tokens, 0, space, 2, Progress(quiet=True))

@@ -1,4 +1,4 @@
-"""gptq.guided: which matrices others read, slopes against float64, weighted sums."""
+"""gptq.guided: which matrices others read, gradients against float64, weighted sums."""
 
 from dataclasses import replace
 from functools import partial
@@ -134,9 +134,9 @@ def by_hand(block: LoadedBlock, stream: Stream, power: float) -> NDArray[np.floa
             hook.remove()
         seed = int(np.random.SeedSequence([3, 0, number]).generate_state(1)[0])
         noise = torch.randn(gave["o"].shape, generator=torch.Generator().manual_seed(seed))
-        slopes = torch.autograd.grad(gave["o"], [gave["k"], gave["v"]], noise.double())
+        gradients = torch.autograd.grad(gave["o"], [gave["k"], gave["v"]], noise.double())
         tokens = states.shape[0] * states.shape[1]
-        squares.append([one.reshape(tokens, -1).square().mean(-1) for one in slopes])
+        squares.append([one.reshape(tokens, -1).square().mean(-1) for one in gradients])
     block.module.float()
     counts = [torch.cat(some) ** power for some in zip(*squares, strict=True)]
     mean: NDArray[np.float64] = sum(one / one.mean() for one in counts).numpy() / 2
@@ -158,7 +158,7 @@ def _double(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("power", [0.5, 1.0])
-def test_weights_are_those_of_slopes(power: float, tmp_path: Path) -> None:
+def test_weights_are_those_of_gradients(power: float, tmp_path: Path) -> None:
     """Of micro-batches of two samples, the last of one; nothing else is weighed."""
     block, stream, found = opened(arch_models.build("llama", tmp_path))
     assert len({len(states) for states in stream.hidden}) == 2
@@ -197,7 +197,7 @@ def test_a_device_that_fails_is_no_reason_for_plain_sums(
     def failing(*_: Any) -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    monkeypatch.setattr(guidance, "_slopes", failing)
+    monkeypatch.setattr(guidance, "_gradients", failing)
     with pytest.raises(UnsupportedError, match=r"illegal memory access.*gptq\.guided=0"):
         weights_of(block, stream, found)
 
@@ -210,7 +210,7 @@ def test_too_little_memory_is_no_reason_for_plain_sums(
     def failing(*_: Any) -> None:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
-    monkeypatch.setattr(guidance, "_slopes", failing)
+    monkeypatch.setattr(guidance, "_gradients", failing)
     with pytest.raises(MemoryError):
         weights_of(block, stream, found)
 
@@ -228,7 +228,7 @@ def test_matrices_that_are_called_otherwise_on_the_text_keep_to_plain_sums(tmp_p
     assert weights_of(block, stream, found) == {}
 
 
-def test_without_a_matrix_behind_slopes_are_of_the_output(
+def test_without_a_matrix_behind_gradients_are_of_the_output(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     block, stream, found = opened(arch_models.build("llama", tmp_path))

@@ -44,7 +44,7 @@ def test_a_missing_gradient_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     plain = quantizing.quantize(
         model, "w4g128-gptq", tmp_path / "plain", "weights.group_size=32", *sets(text, 0.0)
     )
-    monkeypatch.setattr(guidance, "_slopes", failing)
+    monkeypatch.setattr(guidance, "_gradients", failing)
     made = quantizing.quantize(
         model, "w4g128-gptq", tmp_path / "out", "weights.group_size=32", *sets(text)
     )

@@ -19,19 +19,19 @@ from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.cuda.device import Device
 from qtool.errors import UnsupportedError
 from qtool.generating.ready import ready
+from qtool.gradients.measure import _named
+from qtool.gradients.sums import Seen, Sums
 from qtool.quality.engine_inputs import activations
 from qtool.quality.forward import forward
 from qtool.quality.weights import open_weights
-from qtool.slopes.measure import _named
-from qtool.slopes.sums import Seen, Sums
 from qtool.streaming.joined_rows import Joined, RowsOf
 from qtool.streaming.skeleton import Skeleton
 from qtool.streaming.workers import Workers
 from qtool.telling.progress import Progress
 from qtool.transforms import learned_rows
 from support.cuda.cuda_device import device, emulator
-from support.fitting.slopes_by_hand import measured
-from support.fitting.slopes_of_outputs import measured as ends_of
+from support.fitting.gradients_of_outputs import measured as ends_of
+from support.fitting.sensitivities_by_hand import measured
 from support.models.unusual_decoders import SMALL, built
 from support.runs import quantizing
 
@@ -198,12 +198,12 @@ def test_codes_are_the_same(
 
 def test_what_errors_cost_is_the_same(pair: Pair, tmp_path: Path) -> None:
     one, apart = (measured(folder, tmp_path / folder.name) for folder in (pair.one, pair.apart))
-    for name, slopes in one.matrices.items():
-        (slope,) = slopes.values()
+    for name, sensitivities in one.matrices.items():
+        (sensitivity,) = sensitivities.values()
         own = [apart.matrices[part][-1] for part in pair.of(name)]
-        assert np.array_equal(slope.rows, np.concatenate([part.rows for part in own])), name
-        assert all(np.array_equal(slope.columns, part.columns) for part in own)
-        assert slope.rows.any() or ".experts." in name
+        assert np.array_equal(sensitivity.rows, np.concatenate([part.rows for part in own])), name
+        assert all(np.array_equal(sensitivity.columns, part.columns) for part in own)
+        assert sensitivity.rows.any() or ".experts." in name
     assert {name for name in pair.parts if "bias" not in name} <= one.matrices.keys()
     assert len(apart.tables) == 1
     (table,) = apart.tables.values()

@@ -17,9 +17,9 @@ from safetensors.numpy import load_file, save_file
 from qtool.blockwise import head, row_feedback
 from qtool.calibrating import guidance, placed
 from qtool.calibrating.stats_file import StatsFile
+from qtool.gradients import measure as sensitivities
 from qtool.methods import gptq
 from qtool.provenance import embedded
-from qtool.slopes import measure as slopes
 from qtool.streaming import precision
 from qtool.streaming.precision import has_bfloat16, products_in, settled
 from qtool.streaming.skeleton import Skeleton
@@ -33,10 +33,10 @@ from support.runs.quantizing import Call, first_block_of_tiny, first_blocks_of_t
 
 PASSES = (
     (placed, "collect"),
-    (guidance, "_slopes"),
+    (guidance, "_sensitivities"),
     (row_feedback, "_sums"),
-    (slopes, "_through_block"),
-    (slopes, "through_head"),
+    (sensitivities, "_through_block"),
+    (sensitivities, "through_head"),
     (head, "gram_of"),
     (Skeleton, "advance"),
 )

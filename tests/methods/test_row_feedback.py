@@ -1,4 +1,4 @@
-"""gptq.yaqa: products of slopes, and rows that make up for others."""
+"""gptq.yaqa: products of gradients, and rows that make up for others."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -25,8 +25,8 @@ Vector = NDArray[np.float64]
 def products(out: int, seed: int = 0) -> NDArray[np.float32]:
     """Of rows whose errors go together in part."""
     rng = np.random.default_rng(seed)
-    slopes = rng.normal(size=(3 * out, out)) @ rng.normal(size=(out, out)) / out**0.5
-    found: NDArray[np.float32] = (slopes.T @ slopes).astype(np.float32)
+    gradients = rng.normal(size=(3 * out, out)) @ rng.normal(size=(out, out)) / out**0.5
+    found: NDArray[np.float32] = (gradients.T @ gradients).astype(np.float32)
     return found
 
 
@@ -112,7 +112,7 @@ def test_the_whole_loses_less() -> None:
 
 
 def test_what_nothing_depends_on_takes_part_alone() -> None:
-    """Rows without a slope neither lose nor make up for anything."""
+    """Rows without a gradient neither lose nor make up for anything."""
     h = products(40)
     h[7] = h[:, 7] = 0
     weight = np.random.default_rng(3).normal(size=(40, 8)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""gptq.yaqa in whole runs: codes, notes, kills, damage, and what has no slopes."""
+"""gptq.yaqa in whole runs: codes, notes, kills, damage, and what has no gradients."""
 
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,9 @@ from qtool.calibrating.stats import MIN_EXPERT_TOKENS
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import UnsupportedError
 from qtool.formats.gguf_file import GgufFile
+from qtool.gradients.block_gradients import Ends
 from qtool.quantizing.calibrate import calibrate
 from qtool.recipe.recipe import load
-from qtool.slopes.ends import Ends
 from qtool.streaming.workers import Workers
 from qtool.telling.progress import Progress
 from qtool.verification.run import verify_artifact
@@ -54,7 +54,7 @@ def test_other_codes_and_no_more(tmp_path: Path) -> None:
             assert alike == 1, name
     (note,) = (note for note in fed.summary.notes if "gptq.yaqa" in note)
     # Whole micro-batches, and no more than there are.
-    assert "in 3 of 3 blocks, by slopes over 12 samples" in note
+    assert "in 3 of 3 blocks, by gradients over 12 samples" in note
     assert not any(one.startswith(row_feedback.FED_BACK) for one in fed.summary.notes)
     assert not any("gptq.yaqa" in note for note in plain.summary.notes)
     assert verify_artifact(fed.out, against=model).ok
@@ -99,7 +99,7 @@ def test_killed_it_goes_on_to_the_same_bytes(
     recipe: str, more: list[str], lines: int, models: Path, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """While slopes are measured and between blocks, on another number of threads."""
+    """While gradients are measured and between blocks, on another number of threads."""
     model = checkpoint(models, "llama", "bfloat16").path
     chosen = [*more, *sets(quantizing.text_file(tmp_path / "text.txt"))]
 
@@ -109,7 +109,7 @@ def test_killed_it_goes_on_to_the_same_bytes(
 
 @pytest.mark.parametrize("damage", ["truncated", "gone"])
 @pytest.mark.parametrize("lines", [8, 15])
-def test_slopes_that_are_damaged_meanwhile_are_measured_again(
+def test_gradients_that_are_damaged_meanwhile_are_measured_again(
     damage: str, lines: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While they are measured, and behind that."""
@@ -223,7 +223,7 @@ def test_the_row_of_a_weight_that_is_too_large(tmp_path: Path) -> None:
         quantizing.quantize(model, "w4g128-gptq", tmp_path / "out", *chosen)
 
 
-def test_slopes_that_are_not_finite_are_told(
+def test_gradients_that_are_not_finite_are_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = quantizing.build("llama", tmp_path / "model")

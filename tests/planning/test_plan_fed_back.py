@@ -49,7 +49,7 @@ def test_time_and_room_on_the_disk(recipe: str, tmp_path: Path) -> None:
     assert fed.disk_bytes == plain.disk_bytes + behind == shapes.on_disk
     _, every = both(tmp_path, recipe, 4000)
     states = 4 * 4000 * LENGTH * HIDDEN
-    assert every.disk_bytes == states * (LAYERS + LAYERS + 3) + shapes.slopes
+    assert every.disk_bytes == states * (LAYERS + LAYERS + 3) + shapes.sensitivities
 
 
 def test_gguf() -> None:
@@ -67,7 +67,7 @@ def test_gguf() -> None:
 
 @pytest.mark.parametrize("inner", [128, HIDDEN])
 def test_experts(inner: int, tmp_path: Path) -> None:
-    """Of their last matrices: one H and factor for all of a block, slopes of those that a token
+    """Of their last matrices: one H and factor for all of a block, gradients of those that a token
     meets."""
     count, met, tokens = 4, 2, 100 * LENGTH
     shapes = header_files.experts(LAYERS, count, HIDDEN, inner)
@@ -98,7 +98,7 @@ def test_experts(inner: int, tmp_path: Path) -> None:
     assert each[1] >= 4 * inner**2 + estimate.FED_BACK_BYTES * HIDDEN * inner
     assert parts[1][rounding] - parts[0][rounding] == 4 * HIDDEN**2 + each[1] - each[0]
     kept = estimate.BACK_OF_HIDDEN * HIDDEN + estimate.BACK_OF_WIDEST * block.widest
-    back = parts[1]["slopes by what matrices of a block give"]
+    back = parts[1]["gradients by what matrices of a block give"]
     grams = 4 * sum(one.width**2 for one in estimate._together(more, block, Setting(1)))
     free = KEPT_BYTES_PER_WEIGHT * max(one.largest for one in block.inputs)
     assert back == free + block.nbytes + grams + 4 * HIDDEN**2 + int(
@@ -121,7 +121,9 @@ def test_the_sum_of_experts_is_factored_as_other_matrices_are(hidden: int, facto
     """A wide one in place."""
     shapes, block = wide_experts(hidden)
     stages = estimate._in_block(shapes, block, Setting(1))
-    back = next(one.nbytes for one in stages if one.of == "slopes by what matrices of a block give")
+    back = next(
+        one.nbytes for one in stages if one.of == "gradients by what matrices of a block give"
+    )
     grams = 4 * (hidden**2 + 64**2)
     assert back == grams + (4 + factored) * hidden**2
 
@@ -136,7 +138,7 @@ def test_memory(tmp_path: Path) -> None:
             for block in one.blocks
         )
         (name,) = more.keys() - few.keys()
-        assert name == "slopes by what matrices of a block give"
+        assert name == "gradients by what matrices of a block give"
         rounding = "rounding the matrices of a block"
         rows = 4 * sum(out**2 for out in MADE)
         # What gate and up read is narrow, and their rows are many: these take most, then the input
@@ -185,7 +187,7 @@ def test_what_is_not_swept_has_none(tmp_path: Path) -> None:
     )  # fmt: skip
 
 
-def test_statistics_of_a_file_need_no_slopes(tmp_path: Path) -> None:
+def test_statistics_of_a_file_need_no_gradients(tmp_path: Path) -> None:
     shapes = header_files.llama(LAYERS, HIDDEN, INNER, KV, VOCABULARY)
     model = Checkpoint.open(header_files.write(tmp_path / "m", shapes))
     text = ["calibration.samples=4000", f"calibration.length={LENGTH}"]

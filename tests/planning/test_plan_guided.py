@@ -60,7 +60,7 @@ def test_memory_of_what_autograd_keeps(tmp_path: Path) -> None:
         ]
         few, more = ({stage.of: stage.nbytes for stage in some} for some in stages)
         (name,) = more.keys() - few.keys()
-        assert name == "slopes of keys and values"
+        assert name == "gradients of keys and values"
         batch = -(-guided.batch // LENGTH) * LENGTH
         assert more[name] == 4 * (WEIGHTS + 2 * HIDDEN) + threads * int(4 * batch * 28 * HIDDEN)
         rows = "measuring a block's inputs"
@@ -77,8 +77,8 @@ def test_wide_queries_take_more(tmp_path: Path) -> None:
         (block,) = shapes.blocks
         assert block.attending == HIDDEN + 2 * kv
         stages = estimate._in_block(shapes, block, Setting(1))
-        slopes = next(one.nbytes for one in stages if one.of == "slopes of keys and values")
-        found.append((slopes - block.nbytes) / (4 * shapes.batch * HIDDEN))
+        gradients = next(one.nbytes for one in stages if one.of == "gradients of keys and values")
+        found.append((gradients - block.nbytes) / (4 * shapes.batch * HIDDEN))
     assert found == [28, 9 + 6 * 17]
 
 

@@ -13,7 +13,7 @@ LAYERS = (
     "recipe", "homes", "hub", "checkpoints", "workspaces", "texts", "artifacts",
     "native_gguf.py", "grid.py", "small_floats.py", "dequantize.py", "engine_commands.py",
     "cuda", "streaming", "methods", "calibrating", "transforms", "inspecting", "provenance",
-    "gguf", "remote", "quality", "verification", "planning", "slopes", "diff", "runs",
+    "gguf", "remote", "quality", "verification", "planning", "gradients", "diff", "runs",
     "blockwise", "doctor.py", "report", "cards", "publishing", "converting", "quantizing",
     "generating", "benching", "reproduce", "matrix", "fitting", "api", "schemas", "cli",
     "__main__.py",

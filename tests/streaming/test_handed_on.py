@@ -23,8 +23,8 @@ from qtool.streaming.layout import Beside, Entry, Layout, Positions, Stored
 from qtool.streaming.skeleton import PROBE_TOKENS, Skeleton
 from qtool.streaming.workers import Workers
 from qtool.transforms import awq
-from support.fitting import slopes_by_hand
-from support.fitting.slopes_by_hand import likeliest  # noqa: F401
+from support.fitting import sensitivities_by_hand
+from support.fitting.sensitivities_by_hand import likeliest  # noqa: F401
 from support.models import handed_models, unusual_decoders
 from support.models.unusual_decoders import TOKENS, check_logits
 from support.runs import killed_runs, quantizing
@@ -161,15 +161,17 @@ def test_scales_are_tuned(name: str, folders: dict[str, Path], tmp_path: Path) -
 
 @pytest.mark.usefixtures("likeliest")
 @pytest.mark.parametrize("name", ["gemma4", "gemma3n", "glm_moe_dsa"])
-def test_slopes_are_those_of_autograd(name: str, folders: dict[str, Path], tmp_path: Path) -> None:
+def test_sensitivities_are_those_of_autograd(
+    name: str, folders: dict[str, Path], tmp_path: Path
+) -> None:
     """Through keys and values that later blocks attend to, too."""
-    found = slopes_by_hand.measured(folders[name], tmp_path / "out")
-    expected, tables = slopes_by_hand.by_hand(folders[name])
-    slopes_by_hand.check_tables(found, tables)
+    found = sensitivities_by_hand.measured(folders[name], tmp_path / "out")
+    expected, tables = sensitivities_by_hand.by_hand(folders[name])
+    sensitivities_by_hand.check_tables(found, tables)
     checked = 0
-    for weight, slope in expected.items():
+    for weight, sensitivity in expected.items():
         if weight in found.matrices and ".experts." not in weight:
-            slopes_by_hand.check_same(found.matrices[weight][-1], slope)
+            sensitivities_by_hand.check_same(found.matrices[weight][-1], sensitivity)
             checked += 1
     assert checked > 12
 
@@ -178,8 +180,8 @@ def test_slopes_are_those_of_autograd(name: str, folders: dict[str, Path], tmp_p
 @pytest.mark.parametrize("name", ["deepseek_v4", "zaya"])
 def test_tables_are_those_of_autograd(name: str, folders: dict[str, Path], tmp_path: Path) -> None:
     """Where all streams begin as the embedding, and where it is scaled."""
-    found = slopes_by_hand.measured(folders[name], tmp_path / "out")
-    slopes_by_hand.check_tables(found, slopes_by_hand.by_hand(folders[name])[1])
+    found = sensitivities_by_hand.measured(folders[name], tmp_path / "out")
+    sensitivities_by_hand.check_tables(found, sensitivities_by_hand.by_hand(folders[name])[1])
 
 
 LAYOUT = Layout(
@@ -280,21 +282,21 @@ def test_what_is_planned_for_is_what_goes(name: str, folders: dict[str, Path]) -
 def test_a_fit_goes_on_with_gradients_by_what_blocks_are_given(
     damaged: bool, folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = slopes_by_hand.measured(folders["gemma4"], tmp_path / "whole")
+    whole = sensitivities_by_hand.measured(folders["gemma4"], tmp_path / "whole")
     with monkeypatch.context() as patched, pytest.raises(killed_runs.Died):
         killed_runs.dying(7 + 4, patched)  # states before each block and the head, then backwards
-        slopes_by_hand.measured(folders["gemma4"], tmp_path / "out")
+        sensitivities_by_hand.measured(folders["gemma4"], tmp_path / "out")
     kept = sorted((tmp_path / ".out.partial").glob("given-*"))
     assert [path.name for path in kept] == ["given-2", "given-3", "given-4", "given-5"]
     if damaged:
         killed_runs.damage(kept[2], 100)
-    again = slopes_by_hand.measured(folders["gemma4"], tmp_path / "out")
+    again = sensitivities_by_hand.measured(folders["gemma4"], tmp_path / "out")
     assert again.tables.keys() == whole.tables.keys()
     for name, table in whole.tables.items():
         assert again.tables[name].rows.tobytes() == table.rows.tobytes()
         assert again.tables[name].columns.tobytes() == table.columns.tobytes()
-    for name, slope in whole.matrices.items():
-        assert again.matrices[name][-1].rows.tobytes() == slope[-1].rows.tobytes()
+    for name, sensitivity in whole.matrices.items():
+        assert again.matrices[name][-1].rows.tobytes() == sensitivity[-1].rows.tobytes()
 
 
 def test_a_scale_that_an_indexer_would_see_is_refused(tmp_path: Path) -> None:

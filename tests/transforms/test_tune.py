@@ -71,8 +71,8 @@ def test_steps_are_those_of_adam(ordered: bool) -> None:
         oracle.param_groups[0]["lr"] = rate * (1 - (number - 1) / steps)
         oracle.step()
         by_weight = 2 * (weight - target.float()) / weight.numel()
-        slope = tune.gradient(scales, weight, by_weight)
-        tune.step(scales, weight, slope, number, tune.rate_at(number, steps, rate))
+        gradient = tune.gradient(scales, weight, by_weight)
+        tune.step(scales, weight, gradient, number, tune.rate_at(number, steps, rate))
     torch.testing.assert_close(scales.moved.double(), moved.detach(), rtol=1e-3, atol=1e-6)
     torch.testing.assert_close(weight.double(), moved_weight(quant, moved.detach()), rtol=1e-5,
                                atol=1e-7)  # fmt: skip
@@ -203,9 +203,9 @@ def test_a_block_that_comes_no_nearer_stays(
 ) -> None:
     right_way = tune.step
 
-    def wrong_way(scales: tune.Scales, weight: torch.Tensor, slope: torch.Tensor, number: int,
+    def wrong_way(scales: tune.Scales, weight: torch.Tensor, gradient: torch.Tensor, number: int,
                   rate: float) -> None:  # fmt: skip
-        right_way(scales, weight, -slope, number, rate)
+        right_way(scales, weight, -gradient, number, rate)
 
     monkeypatch.setattr(module.tune, "step", wrong_way)
     block, matrices, stream, targets = block_case(tmp_path / "model")

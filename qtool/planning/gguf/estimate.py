@@ -43,7 +43,7 @@ from qtool.planning.shapes import (
     groups,
     is_last,
     micro_batch,
-    slope_bytes,
+    sensitivity_bytes,
     table_bytes,
     text_bytes,
     whole_batches,
@@ -79,8 +79,8 @@ class Measuring:
     sweeps: bool = False  # GPTQ chooses codes
     tune: TuneOptions | None = None  # scales are moved afterwards
     makes_up: bool = False  # before: matrices make up for what earlier blocks have lost
-    guides: bool = False  # tokens of keys and values count by slopes
-    feeds_back: int = 0  # samples whose slopes say how rows make up for each other
+    guides: bool = False  # tokens of keys and values count by gradients
+    feeds_back: int = 0  # samples whose gradients say how rows make up for each other
 
     @property
     def grams(self) -> bool:
@@ -157,7 +157,7 @@ def shapes_of(
         # Models that have such a table share keys and values, of two kinds of attention.
         handed=Handed(columns=4 * kept if given else 0, given=given),
         count=len(inside),
-        slopes=slope_bytes(tensor.shape for tensor in tensors),
+        sensitivities=sensitivity_bytes(tensor.shape for tensor in tensors),
     )
 
 

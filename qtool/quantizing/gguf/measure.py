@@ -63,7 +63,7 @@ def measure_importance(
         if len(blocks) < count or awaits_head:
             if sweeping is not None and sweeping.samples:
                 assert space is not None
-                sweeping.measure_slopes(
+                sweeping.measure_gradients(
                     skeleton, calibration.tokens, space, threads, progress, device, precision
                 )
             states = OnDisk(space.folder) if space is not None and states_on_disk else None

@@ -33,7 +33,7 @@ def gpu(cuda: Cuda) -> Iterator[Device]:
     cuda.set_device(1)
     with torch.cuda.stream(torch.cuda.Stream()):
         yield replace(open_gpu(), alone=threading.RLock())
-    assert not torch.backends.cuda.mem_efficient_sdp_enabled()  # its slopes differ run by run
+    assert not torch.backends.cuda.mem_efficient_sdp_enabled()  # its gradients differ run by run
 
 
 def quantized(recipe: str, out: Path, gpu: Device | None, source: Path, *sets: str) -> None:

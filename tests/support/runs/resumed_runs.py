@@ -42,7 +42,7 @@ def quantize(
         sets.append("weights.group_size=32")
     if "awq" in recipe:
         sets.append("awq.grid=4")
-    if "awq-gptq" in recipe:  # slopes are steps of their own: test_row_feedback_runs.py
+    if "awq-gptq" in recipe:  # gradients are steps of their own: test_row_feedback_runs.py
         sets.append("gptq.yaqa=0")
     if "tune" in recipe:
         sets.append("tune.steps=3")

@@ -38,6 +38,7 @@ from qtool.gguf.importance.measured import Squares
 from qtool.gguf.planned import PlannedTensor
 from qtool.gguf.second_scales import with_scales
 from qtool.gguf.source import GgufSource
+from qtool.gradients.block_gradients import Ends
 from qtool.methods import gptq
 from qtool.mixtures.kinds import layer_of
 from qtool.provenance.outcome import merged
@@ -48,7 +49,6 @@ from qtool.quantizing.gguf.gptq.tuned_blocks import BlockMatrix, place_of
 from qtool.recipe.file import Precision
 from qtool.recipe.gguf import GgufRecipe
 from qtool.recipe.methods import TuneOptions
-from qtool.slopes.ends import Ends
 from qtool.streaming.allocator import give_back
 from qtool.streaming.skeleton import Skeleton
 from qtool.streaming.stream import CPU, LoadedBlock
@@ -69,9 +69,9 @@ class Sweeping:
     tune: TuneOptions | None = None
     makes_up: float = 0.0  # the part of what earlier blocks have lost that matrices make up for
     guidance: Guidance | None = None  # of tokens of keys and values
-    samples: int = 0  # whose slopes say how rows make up for each other
-    seed: int = 0  # of those slopes
-    feedback: Feedback | None = None  # rows make up for each other; of measure_slopes()
+    samples: int = 0  # whose gradients say how rows make up for each other
+    seed: int = 0  # of those gradients
+    feedback: Feedback | None = None  # rows make up for each other; of measure_gradients()
     originals: Originals | None = None  # where blocks are to give back what they gave; of begin()
     kept: list[Mapping[str, Any]] = field(default_factory=list)  # by block, as the journal has it
     head_kept: Mapping[str, Any] | None = None  # the same of the head
@@ -98,7 +98,7 @@ class Sweeping:
             recipe.feeds_back, recipe.calibration.seed,
         )  # fmt: skip
 
-    def measure_slopes(
+    def measure_gradients(
         self,
         skeleton: Skeleton,
         tokens: NDArray[np.int64],

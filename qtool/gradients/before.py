@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from qtool.slopes.passing import Passing
-from qtool.slopes.slope import Slope
+from qtool.gradients.passing import Passing
+from qtool.gradients.sensitivity import Sensitivity
 from qtool.streaming.arguments import tensors_in
 from qtool.streaming.skeleton import LookedUp, Skeleton
 
@@ -46,7 +46,7 @@ class Before:
         self,
         gradients: Passing,
         given: Callable[[int, int], Sequence[torch.Tensor]],
-    ) -> dict[str, Slope]:
+    ) -> dict[str, Sensitivity]:
         """Of each table: by its columns the mean over tokens of squares of gradients by what is
         looked up, by its rows the chance that a token asks for them.
 
@@ -81,7 +81,7 @@ class Before:
         self.skeleton.looked_up(self.batches, go_back)
         count = sum(tokens.size for tokens in self.batches)
         return {
-            name: Slope(_chances(asked[name]), found.numpy() / count, int(asked[name].sum()))
+            name: Sensitivity(_chances(asked[name]), found.numpy() / count, int(asked[name].sum()))
             for name, found in sums.items()
         }
 

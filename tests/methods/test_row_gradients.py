@@ -1,4 +1,4 @@
-"""Slopes by which rows make up for others: measured, kept, damaged."""
+"""Gradients by which rows make up for others: measured, kept, damaged."""
 
 import re
 from collections.abc import Sequence
@@ -15,12 +15,12 @@ from qtool.blockwise.row_feedback import Feedback, _groups
 from qtool.blockwise.row_rounding import RowFactor
 from qtool.calibrating.placed import Passage
 from qtool.calibrating.sites import Tracer
-from qtool.slopes.ends import Ends
+from qtool.gradients.block_gradients import Ends
 from qtool.streaming.linears import Matrix
 from qtool.streaming.skeleton import MICRO_BATCH_TOKENS
 from qtool.streaming.workers import Workers
 from qtool.workspaces.workspace import Workspace, workspace
-from support.fitting.slopes_of_outputs import QUIET, measured
+from support.fitting.gradients_of_outputs import QUIET, measured
 from support.gguf import gguf_models
 from support.gguf.gguf_runs import STREAMED, streamed
 from support.runs import quantizing
@@ -28,10 +28,10 @@ from support.runs import quantizing
 Vector = NDArray[np.float64]
 
 
-def slopes_of(
+def gradients_of(
     model: Path, tokens: NDArray[np.int64], last: Sequence[torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """Of what comes behind the last block, given these slopes there: by every block's output and
+    """Of what comes behind the last block, given these gradients there: by every block's output and
     every matrix's, [tokens, out] float64; by transformers' own model."""
     loaded = AutoModelForCausalLM.from_pretrained(
         model, dtype=torch.float64, experts_implementation="eager"
@@ -60,13 +60,13 @@ def slopes_of(
     return {n: g.reshape(-1, g.shape[-1]) for n, g in zip(made, found, strict=True)}
 
 
-def test_slopes_and_products_against_float64(tmp_path: Path) -> None:
+def test_gradients_and_products_against_float64(tmp_path: Path) -> None:
     model = quantizing.build("llama", tmp_path / "model")
     skeleton, tokens, ends = measured(model, tmp_path)
     with Workers(2) as workers:
         last = ends.behind(skeleton.count - 1, workers)
         assert [one.shape[:2] for one in last] == [(2, 512)]  # a micro-batch
-        wanted = slopes_of(model, tokens[:2], [*last])
+        wanted = gradients_of(model, tokens[:2], [*last])
         stream = skeleton.embed(tokens)
         passage = Passage.of(stream, workers, None)
         feedback, tracer = Feedback(ends), Tracer()
@@ -96,10 +96,10 @@ def test_slopes_and_products_against_float64(tmp_path: Path) -> None:
 def test_what_experts_give_has_one_h(
     name: str, stacked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An expert's slopes are those of all experts' sum, times its share of it; shares add up to
+    """An expert's gradients are those of all experts' sum, times its share of it; shares add up to
     one, so that H is as if one matrix gave the sum. Qwen's gate and up together have as many rows
     as states have; Llama 4 multiplies by all experts at once, of which routers zero
-    what they read: each of the two of a token has the slopes of the sum."""
+    what they read: each of the two of a token has the gradients of the sum."""
     if name == "llama4":
         model = gguf_models.build(name, tmp_path / "model")
     else:
@@ -113,7 +113,7 @@ def test_what_experts_give_has_one_h(
 
     monkeypatch.setattr(RowFactor, "of", factor)
     with Workers(2) as workers:
-        wanted = slopes_of(model, tokens, [*ends.behind(skeleton.count - 1, workers)])
+        wanted = gradients_of(model, tokens, [*ends.behind(skeleton.count - 1, workers)])
         stream = skeleton.embed(tokens)
         passage, tracer = Passage.of(stream, workers, None), Tracer(stacked)
         for index in range(skeleton.count):
@@ -134,8 +134,8 @@ def test_what_experts_give_has_one_h(
 
 
 def test_the_last_ones_are_of_the_loss(tmp_path: Path) -> None:
-    """Their sum of squares is that of the drawn tokens' slopes in the mean: at each position, the
-    trace of the Fisher information by what the last block gives."""
+    """Their sum of squares is that of the drawn tokens' gradients in the mean: at each position,
+    the trace of the Fisher information by what the last block gives."""
     model = quantizing.build("llama", tmp_path / "model")
     skeleton, tokens, ends = measured(model, tmp_path, 8, 128, 8)
     loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64)
@@ -172,7 +172,7 @@ def test_whole_micro_batches_of_the_first_samples(tmp_path: Path) -> None:
             assert [len(one) for one in ends.behind(0, workers)] == wanted
 
 
-def test_damaged_slopes_are_told(tmp_path: Path) -> None:
+def test_damaged_gradients_are_told(tmp_path: Path) -> None:
     model = quantizing.build("llama", tmp_path / "model")
     _, _, ends = measured(model, tmp_path, 1, 128)
     path = tmp_path / "ends" / "ends-0"

@@ -35,15 +35,15 @@ from numpy.typing import NDArray
 from qtool.calibrating.placed import Passage
 from qtool.calibrating.sites import BlockSites, Tracer, refuse_conv1d
 from qtool.cuda.device import Device
+from qtool.gradients.before import Before
+from qtool.gradients.head import through_head
+from qtool.gradients.kept import Block, Kept, gradients_at, keep_all, states_at, take_all
+from qtool.gradients.passing import Passing
+from qtool.gradients.sensitivity import Sensitivities, Sensitivity, joined
+from qtool.gradients.sensitivity_file import Named
+from qtool.gradients.sums import Seen, Sums, add, observed
 from qtool.planning.fitting import TOGETHER
 from qtool.recipe.file import Precision
-from qtool.slopes.before import Before
-from qtool.slopes.head import through_head
-from qtool.slopes.kept import Block, Kept, gradients_at, keep_all, states_at, take_all
-from qtool.slopes.passing import Passing
-from qtool.slopes.slope import Slope, Slopes, joined
-from qtool.slopes.slopes_file import Named
-from qtool.slopes.sums import Seen, Sums, add, observed
 from qtool.streaming.allocator import give_back
 from qtool.streaming.arguments import tensors_in, with_tensors
 from qtool.streaming.layout import Stored
@@ -69,13 +69,13 @@ def measure(
     together: int = TOGETHER,
     device: Device | None = None,
     precision: Precision = "float32",
-) -> Slopes:
-    """Slopes of all matrices over tokens [samples, length].
+) -> Sensitivities:
+    """Sensitivities of all matrices over tokens [samples, length].
 
     seed: of the tokens that are drawn. space: where what is finished is kept. behind: is told of
-    each block, from the last to the first, what the slopes by what it gives are, before it counts
-    as passed; no others are found then. together: tokens of a micro-batch. device: where blocks are
-    passed, forwards and backwards; None is the CPU. precision: of products, as settled.
+    each block, from the last to the first, what the gradients by what it gives are, before it
+    counts as passed; no others are found then. together: tokens of a micro-batch. device: where
+    blocks are passed, forwards and backwards; None is the CPU. precision: of products, as settled.
     SourceError where logits are not finite, NoGradientError where torch has no gradient, or one
     that is not finite.
     """
@@ -98,7 +98,7 @@ def measure(
                     skeleton, stream, tokens, seed, gradients, workers, progress, behind is not None
                 )
             named: Named = [] if own is None else [(HEAD, -1, own)]
-            found = [way.kept.keep_slopes(count, named, gradients, [], unrelated)]
+            found = [way.kept.keep_sensitivities(count, named, gradients, [], unrelated)]
         elif len(found) > 1:
             progress.say(f"going on with an earlier run, at block {count + 1 - len(found)}")
         tracer = Tracer(stacked=True)
@@ -117,11 +117,11 @@ def measure(
                 )
                 named = _named(block, sites, seen, tokens.size)
             gradients.turn()
-            found.append(way.kept.keep_slopes(index, named, gradients, given))
+            found.append(way.kept.keep_sensitivities(index, named, gradients, given))
             del block, given
 
         if behind is not None:
-            return Slopes()
+            return Sensitivities()
 
         def given_to(index: int, number: int) -> list[torch.Tensor]:
             return way.kept.read_given(index, found[count - index], number)
@@ -131,22 +131,24 @@ def measure(
     return _gathered(found, tables)
 
 
-def finished(space: Workspace) -> Slopes | None:
+def finished(space: Workspace) -> Sensitivities | None:
     """What measure() found in an earlier run that came to its end."""
     found = take_all(space)
     return None if found is None else _gathered(*found)
 
 
-def _gathered(found: Sequence[Block], tables: dict[str, Slope]) -> Slopes:
+def _gathered(found: Sequence[Block], tables: dict[str, Sensitivity]) -> Sensitivities:
     """found: of the head, then of the blocks from the last to the first."""
-    slopes = Slopes(tables=tables, unrelated=found[0].unrelated)
-    for name, number, slope in (one for block in found for one in block.named):
+    sensitivities = Sensitivities(tables=tables, unrelated=found[0].unrelated)
+    for name, number, sensitivity in (one for block in found for one in block.named):
         if name == HEAD:
-            slopes.head = slope
+            sensitivities.head = sensitivity
             continue
-        known = slopes.matrices.setdefault(name, {}).get(number)
-        slopes.matrices[name][number] = slope if known is None else joined(known, slope)
-    return slopes
+        known = sensitivities.matrices.setdefault(name, {}).get(number)
+        sensitivities.matrices[name][number] = (
+            sensitivity if known is None else joined(known, sensitivity)
+        )
+    return sensitivities
 
 
 @dataclass(frozen=True)
@@ -177,7 +179,7 @@ def _finished(kept: Kept, count: int) -> tuple[list[Block], Passing | None]:
     """Of the head and the last blocks, what an earlier run has found, and how far the gradients
     have come; None where it has found nothing."""
     found: list[Block] = []
-    while len(found) <= count and (one := kept.take_slopes(count - len(found))) is not None:
+    while len(found) <= count and (one := kept.take_sensitivities(count - len(found))) is not None:
         found.append(one)
     while found:
         if (gradients := kept.take_gradients(count + 1 - len(found))) is not None:
@@ -187,28 +189,31 @@ def _finished(kept: Kept, count: int) -> tuple[list[Block], Passing | None]:
 
 
 def _named(block: LoadedBlock, sites: BlockSites, seen: Seen, tokens: int) -> Named:
-    """Slopes of a block's matrices, under the names that the checkpoint has for their rows."""
+    """Sensitivities of a block's matrices, under the names that the checkpoint has for their
+    rows."""
     by_id = {site.id: site for site in sites.sites}
     reached = {
         matrix.parameter
         for matrix, sums in seen.items()
         if matrix.expert is not None and sums.rows is not None
     }
-    found: dict[tuple[str, int], Slope] = {}
+    found: dict[tuple[str, int], Sensitivity] = {}
     unknown: set[tuple[str, int]] = set()
     for linear in sites.linears:
         site = by_id[linear.site]
-        slope = seen.get(linear.matrix, Sums()).slope(tokens)
-        if slope is None and linear.matrix.parameter in reached:
+        sensitivity = seen.get(linear.matrix, Sums()).sensitivity(tokens)
+        if sensitivity is None and linear.matrix.parameter in reached:
             # An expert that no token reached costs nothing here.
-            slope = Slope(np.zeros(linear.out_features), np.ones(site.in_features), 0)
+            sensitivity = Sensitivity(np.zeros(linear.out_features), np.ones(site.in_features), 0)
         number = linear.matrix.expert if site.stacked else None
         for reader in linear.readers:
             key = reader.name, -1 if number is None else number
-            if slope is None:  # what no gradient passes is not known to cost nothing
+            if sensitivity is None:  # what no gradient passes is not known to cost nothing
                 unknown.add(key)
                 continue
-            own = Slope(slope.rows[slice(*reader.rows)], slope.columns, slope.count)
+            own = Sensitivity(
+                sensitivity.rows[slice(*reader.rows)], sensitivity.columns, sensitivity.count
+            )
             if linear.matrix.rows is not None:  # of several that one tensor is
                 rows = np.zeros(len(block.weights[reader.name]))
                 rows[slice(*linear.matrix.rows)] = own.rows

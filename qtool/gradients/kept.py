@@ -2,9 +2,9 @@
 
     states-N                hidden states before block N, of the pass forwards
     gradients-0, -1         gradients by what enters the block that was passed last, in turns
-    slopes-N                of block N, or of the head where N is how many there are
+    sensitivity-N           of block N, or of the head where N is how many there are
     given-N                 gradients by what block N is given for itself, if it is: float32
-    slopes-tables           the last: of tables. States and gradients are gone then
+    sensitivity-tables      the last: of tables. States and gradients are gone then
 
 The journal has checksums of all. A unit that is done again has another line there, and the last one
 counts: what it says is the same.
@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from qtool.gradients import sensitivity_file
+from qtool.gradients.passing import Passing
+from qtool.gradients.sensitivity import Sensitivity
+from qtool.gradients.sensitivity_file import Named
 from qtool.native.sums import checksum
-from qtool.slopes import slopes_file
-from qtool.slopes.passing import Passing
-from qtool.slopes.slope import Slope
-from qtool.slopes.slopes_file import Named
 from qtool.streaming.workers import Workers
 from qtool.workspaces.workspace import Workspace
 
@@ -33,7 +33,7 @@ class Block:
     """What was found of a block, or of the head."""
 
     named: Named
-    unrelated: float | None = None  # of the head: see Slopes
+    unrelated: float | None = None  # of the head: see Sensitivities
     # Of the gradients by what the block is given for itself, by micro-batch.
     given: list[list[list[int]]] = field(default_factory=list)
 
@@ -56,7 +56,7 @@ class Kept:
         entry = self.space.journal.done.get(_forwards(index), {})
         return self.states.take(states_at(self.space, index), entry.get("states"), self.workers)
 
-    def keep_slopes(
+    def keep_sensitivities(
         self,
         index: int,
         named: Named,
@@ -66,7 +66,7 @@ class Kept:
     ) -> Block:
         """Of a block, with the gradients by what enters it, which lie in their place, and by what
         it is given for itself, which stay on the disk."""
-        entry = slopes_file.write(_slopes(self.space, index), named)
+        entry = sensitivity_file.write(_sensitivities(self.space, index), named)
         each = [tensor.numpy().reshape(-1) for batch in given for tensor in batch]
         by_given = np.concatenate([np.empty(0, np.float32), *each])
         if each:
@@ -98,10 +98,10 @@ class Kept:
     def _given(self, index: int) -> Path:
         return self.space.folder / f"given-{index}"
 
-    def take_slopes(self, index: int) -> Block | None:
+    def take_sensitivities(self, index: int) -> Block | None:
         """None where they are not there, or not whole."""
         entry = self.space.journal.done.get(_backwards(index), {})
-        named = slopes_file.read(_slopes(self.space, index), entry)
+        named = sensitivity_file.read(_sensitivities(self.space, index), entry)
         given = None if named is None else self._take_given(index, entry)
         if named is None or given is None:
             return None
@@ -115,7 +115,7 @@ class Kept:
         try:
             size = sum(prod(shape) for batch in shapes for shape in batch)
             numbers = np.fromfile(self._given(index), np.float32) if size else np.empty(0, np.uint8)
-        except (OSError, TypeError):  # not what keep_slopes() writes
+        except (OSError, TypeError):  # not what keep_sensitivities() writes
             return None
         whole = checksum(numbers.view(np.uint8)) == entry.get("given_sums")
         return shapes if whole and (numbers.size == size) else None
@@ -138,27 +138,28 @@ def gradients_at(space: Workspace, index: int) -> Path:
     return space.folder / f"gradients-{index % 2}"
 
 
-def keep_all(space: Workspace, blocks: int, tables: Mapping[str, Slope]) -> None:
-    """Slopes of all blocks and the head are there, and these of tables: what led to them goes."""
-    entry = slopes_file.write(
-        _slopes(space, _TABLES), [(name, -1, one) for name, one in tables.items()]
+def keep_all(space: Workspace, blocks: int, tables: Mapping[str, Sensitivity]) -> None:
+    """Sensitivities of all blocks and the head are there, and these of tables: what led to them
+    goes."""
+    entry = sensitivity_file.write(
+        _sensitivities(space, _TABLES), [(name, -1, one) for name, one in tables.items()]
     )
     space.journal.commit(_ALL, blocks=blocks, **entry)
     drop_passed(space)
 
 
-def take_all(space: Workspace) -> tuple[list[Block], dict[str, Slope]] | None:
+def take_all(space: Workspace) -> tuple[list[Block], dict[str, Sensitivity]] | None:
     """Of the head, and of the blocks from the last to the first; and of tables. None where an
     earlier run has not found all, or not all is whole."""
     last: Mapping[str, Any] = space.journal.done.get(_ALL, {})
     count = last.get("blocks")
     if type(count) is not int:
         return None
-    tables = slopes_file.read(_slopes(space, _TABLES), last)
+    tables = sensitivity_file.read(_sensitivities(space, _TABLES), last)
     found: list[Block] = []
     for index in range(count, -1, -1):
         entry = space.journal.done.get(_backwards(index), {})
-        named = slopes_file.read(_slopes(space, index), entry)
+        named = sensitivity_file.read(_sensitivities(space, index), entry)
         if named is None:
             return None
         found.append(Block(named, _number(entry.get("unrelated"))))
@@ -175,8 +176,8 @@ def drop_passed(space: Workspace) -> None:
             path.unlink(missing_ok=True)
 
 
-def _slopes(space: Workspace, index: int | str) -> Path:
-    return space.folder / f"slopes-{index}"
+def _sensitivities(space: Workspace, index: int | str) -> Path:
+    return space.folder / f"sensitivity-{index}"
 
 
 def _number(value: Any) -> float | None:
@@ -184,7 +185,7 @@ def _number(value: Any) -> float | None:
 
 
 _TABLES = "tables"
-_ALL = "slopes of tables, the last"
+_ALL = "sensitivities of tables, the last"
 
 
 def _forwards(index: int) -> str:
@@ -192,4 +193,4 @@ def _forwards(index: int) -> str:
 
 
 def _backwards(index: int) -> str:
-    return f"slopes of block {index}"
+    return f"sensitivities of block {index}"

@@ -1,10 +1,11 @@
-"""Slopes of the model's loss by what each block gives, over the first samples of a text, in files.
+"""Gradients of the model's loss by what each block gives, over the first samples of a text, in
+files.
 
     ends/
         journal     what is finished; while it is measured also what kept.py lists
-        ends-N      slopes by what block N gives, a micro-batch after another, float32
+        ends-N      gradients by what block N gives, a micro-batch after another, float32
 
-The loss is that of slopes.py: of tokens that are drawn from the model's own predictions, as it was
+The loss is that of measure.py: of tokens that are drawn from the model's own predictions, as it was
 before anything of it is quantized. Micro-batches are those that the run's own stream begins with.
 """
 
@@ -20,11 +21,11 @@ from numpy.typing import NDArray
 
 from qtool.cuda.device import Device
 from qtool.errors import NoGradientError, QtoolError, SourceError, UnsupportedError
+from qtool.gradients import measure as gradients
+from qtool.gradients.kept import drop_passed
+from qtool.gradients.passing import Passing
 from qtool.planning.shapes import whole_batches
 from qtool.recipe.file import Precision
-from qtool.slopes import measure as slopes
-from qtool.slopes.kept import drop_passed
-from qtool.slopes.passing import Passing
 from qtool.streaming.finite import NotFiniteError
 from qtool.streaming.skeleton import MICRO_BATCH_TOKENS, Skeleton
 from qtool.streaming.workers import Workers
@@ -33,8 +34,8 @@ from qtool.workspaces.journal import Journal
 from qtool.workspaces.workspace import Workspace
 
 FOLDER = "ends"  # within a run's
-_ALL = "slopes behind all blocks"
-_NONE = "no slopes"
+_ALL = "gradients behind all blocks"
+_NONE = "no gradients"
 
 
 @dataclass(frozen=True)
@@ -83,9 +84,9 @@ class Ends:
             if _ALL not in journal.done:
                 if not run.journal.done:  # there is something to go on with from now on
                     run.journal.commit(FOLDER)
-                progress.say(f"measuring slopes over {len(part)} samples (gptq.yaqa)")
+                progress.say(f"measuring gradients over {len(part)} samples (gptq.yaqa)")
                 try:
-                    slopes.measure(
+                    gradients.measure(
                         skeleton, part, seed, found.space, threads, progress, found._keep,
                         MICRO_BATCH_TOKENS, device, precision,
                     )  # fmt: skip
@@ -150,8 +151,8 @@ class Ends:
 
 def advised(error: QtoolError) -> QtoolError:
     """The same, with what to do."""
-    return type(error)(f"{error}; --set gptq.yaqa=0 goes without slopes")
+    return type(error)(f"{error}; --set gptq.yaqa=0 goes without gradients")
 
 
 def _unit(index: int) -> str:
-    return f"slopes behind block {index}"
+    return f"gradients behind block {index}"

@@ -1,4 +1,4 @@
-"""Slopes behind blocks, as gptq.yaqa measures them."""
+"""Gradients behind blocks, as gptq.yaqa measures them."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.checkpoints.fused_experts import apart
-from qtool.slopes.ends import Ends
+from qtool.gradients.block_gradients import Ends
 from qtool.streaming.skeleton import Skeleton
 from qtool.telling.progress import Progress
 from qtool.workspaces.workspace import Workspace, workspace

@@ -1,4 +1,4 @@
-"""What an error in one matrix costs: see slopes.py."""
+"""What an error in one matrix costs: see measure.py."""
 
 import hashlib
 import json
@@ -12,7 +12,7 @@ Vector = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Slope:
+class Sensitivity:
     """Of one matrix: loss = 1/2 sum of rows[o] * columns[k] * error[o, k]^2, in nats a token."""
 
     rows: Vector  # [out]
@@ -21,18 +21,18 @@ class Slope:
 
 
 @dataclass
-class Slopes:
+class Sensitivities:
     """Of a model."""
 
     # By checkpoint tensor, then by the expert's number where one tensor holds all, or -1.
-    matrices: dict[str, dict[int, Slope]] = field(default_factory=dict)
-    head: Slope | None = None
+    matrices: dict[str, dict[int, Sensitivity]] = field(default_factory=dict)
+    head: Sensitivity | None = None
     # Of tables that rows are looked up in, by checkpoint tensor.
-    tables: dict[str, Slope] = field(default_factory=dict)
+    tables: dict[str, Sensitivity] = field(default_factory=dict)
     unrelated: float | None = None  # mean KL divergence of predictions at unrelated places
 
     def digest(self) -> str:
-        """SHA-256 of all slopes, in hexadecimal: the same where every number is."""
+        """SHA-256 of all sensitivities, in hexadecimal: the same where every number is."""
         found = hashlib.sha256()
         for named, vectors in self._parts():
             found.update(json.dumps([named, [one.size for one in vectors]]).encode())
@@ -50,8 +50,8 @@ class Slopes:
             yield [name, one.count], [one.rows, one.columns]
 
 
-def joined(one: Slope, other: Slope) -> Slope:
+def joined(one: Sensitivity, other: Sensitivity) -> Sensitivity:
     """Of a matrix that the network reads at both places."""
     count = one.count + other.count
     sums = one.columns * one.count + other.columns * other.count
-    return Slope(one.rows + other.rows, sums / max(1, count), count)
+    return Sensitivity(one.rows + other.rows, sums / max(1, count), count)

@@ -1,4 +1,4 @@
-"""Slopes as `qtool fit` measures them, and by torch's autograd."""
+"""Sensitivities as `qtool fit` measures them, and by torch's autograd."""
 
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,11 @@ from transformers import AutoModelForCausalLM
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.fitting.gguf_losses import Weighed, weighed
 from qtool.gguf.from_hf.source import hf_source
+from qtool.gradients import measure as sensitivities
+from qtool.gradients.sensitivity import Sensitivities, Sensitivity
 from qtool.planning.gguf.plan import make_gguf_plan
 from qtool.recipe.gguf import GgufRecipe
 from qtool.recipe.recipe import load
-from qtool.slopes import measure as slopes
-from qtool.slopes.slope import Slope, Slopes
 from qtool.streaming.skeleton import Skeleton
 from qtool.telling.progress import Progress
 from qtool.workspaces.workspace import workspace
@@ -38,15 +38,15 @@ def likeliest(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def measured(
     folder: Path, out: Path, threads: int = 2, tokens: NDArray[np.int64] = TOKENS
-) -> Slopes:
+) -> Sensitivities:
     skeleton = Skeleton.open(Checkpoint.open(folder))
     with workspace(out, is_folder=False, nbytes=0, fresh=False) as space:
-        found = slopes.measure(skeleton, tokens, 0, space, threads, Progress(quiet=True))
+        found = sensitivities.measure(skeleton, tokens, 0, space, threads, Progress(quiet=True))
         space.artifact.write_bytes(b"")
     return found
 
 
-def by_hand(folder: Path) -> tuple[dict[str, Slope], dict[str, NDArray[np.float64]]]:
+def by_hand(folder: Path) -> tuple[dict[str, Sensitivity], dict[str, NDArray[np.float64]]]:
     """Of every nn.Linear, by its weight's name; and the columns of every embedding."""
     model: Any = AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager"
@@ -90,7 +90,7 @@ def by_hand(folder: Path) -> tuple[dict[str, Slope], dict[str, NDArray[np.float6
     told = model(input_ids=torch.from_numpy(TOKENS), use_cache=False).logits.log_softmax(-1)
     told.max(-1).values.sum().backward()
     found = {
-        name: Slope(
+        name: Sensitivity(
             gave[name].square().sum(0).numpy() / TOKENS.size,
             read[name].square().mean(0).numpy(),
             len(read[name]),
@@ -105,26 +105,26 @@ def by_hand(folder: Path) -> tuple[dict[str, Slope], dict[str, NDArray[np.float6
     return found, tables
 
 
-def check_tables(found: Slopes, expected: dict[str, NDArray[np.float64]]) -> None:
+def check_tables(found: Sensitivities, expected: dict[str, NDArray[np.float64]]) -> None:
     assert found.tables.keys() == expected.keys()
     for name, columns in expected.items():
         np.testing.assert_allclose(found.tables[name].columns, columns, rtol=2e-3, atol=1e-9)
 
 
-def check_same(found: Slope, expected: Slope) -> None:
+def check_same(found: Sensitivity, expected: Sensitivity) -> None:
     assert found.count == expected.count
     for name in ("rows", "columns"):
         left, right = getattr(found, name), getattr(expected, name)
         np.testing.assert_allclose(left, right, rtol=2e-3, atol=2e-5 * float(right.max()))
 
 
-def ways_of(model: Path, tmp_path: Path, name: str) -> tuple[list[Weighed], Slopes]:
+def ways_of(model: Path, tmp_path: Path, name: str) -> tuple[list[Weighed], Sensitivities]:
     """What errors in a tensor cost, by its GGUF name."""
-    slopes = measured(model, tmp_path / "out")
+    sensitivities = measured(model, tmp_path / "out")
     source = hf_source(Checkpoint.open(model))
     recipe = load("q8_0")
     assert isinstance(recipe, GgufRecipe)
     plan = make_gguf_plan(recipe, source)
     tensor = next(tensor for tensor in plan.tensors if tensor.name == name)
     tied = all(tensor.name != "output.weight" for tensor in source.tensors)
-    return weighed(tensor, slopes, tied), slopes
+    return weighed(tensor, sensitivities, tied), sensitivities

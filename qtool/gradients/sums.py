@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from qtool.cuda.device import host
-from qtool.slopes.slope import Slope
+from qtool.gradients.sensitivity import Sensitivity
 from qtool.streaming.linears import Matrix, ObserveLinears, WeightIndex
 
 
@@ -33,12 +33,12 @@ class Sums:
         self.rows = _added(self.rows, other.rows)
         self.columns = _added(self.columns, other.columns)
 
-    def slope(self, tokens: int) -> Slope | None:
+    def sensitivity(self, tokens: int) -> Sensitivity | None:
         """tokens: of the whole text. None where no gradient came, or nothing was read."""
         if self.rows is None or self.columns is None:
             return None
         rows, columns = host(self.rows) / tokens, host(self.columns) / max(1, self.count)
-        return Slope(rows, columns, self.count)
+        return Sensitivity(rows, columns, self.count)
 
 
 Seen = dict[Matrix, Sums]

@@ -9,11 +9,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from qtool.checkpoints.checkpoint import Checkpoint
+from qtool.gradients import measure as sensitivities
 from qtool.hub import tiny_folder
 from qtool.recipe.file import Calibration
-from qtool.slopes import measure as slopes
 from qtool.texts.calibration import calibration_tokens
-from support.fitting.slopes_by_hand import (
+from support.fitting.sensitivities_by_hand import (
     TOKENS,
     by_hand,
     check_same,
@@ -42,7 +42,7 @@ def folder_of(models: Path, name: str) -> Path:
 
 @pytest.mark.usefixtures("likeliest")
 @pytest.mark.parametrize("name", NAMES)
-def test_slopes_are_those_of_autograd(name: str, models: Path, tmp_path: Path) -> None:
+def test_sensitivities_are_those_of_autograd(name: str, models: Path, tmp_path: Path) -> None:
     folder = folder_of(models, name)
     found = measured(folder, tmp_path / "out")
     expected, tables = by_hand(folder)
@@ -50,9 +50,9 @@ def test_slopes_are_those_of_autograd(name: str, models: Path, tmp_path: Path) -
     assert found.head is not None
     check_same(found.head, head)
     checked = 0
-    for weight, slope in expected.items():
+    for weight, sensitivity in expected.items():
         if weight in found.matrices:
-            check_same(found.matrices[weight][-1], slope)
+            check_same(found.matrices[weight][-1], sensitivity)
             checked += 1
     assert checked == len([one for one in expected if ".experts." not in one])
     check_tables(found, tables)
@@ -105,13 +105,15 @@ def test_threads_change_no_bit(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the head, where tokens are drawn, neither; with a micro-batch for each sample."""
-    monkeypatch.setattr(slopes, "TOGETHER", TOKENS.shape[1])
-    monkeypatch.setattr("qtool.slopes.head.LOGITS", 7 * arch_models.VOCABULARY)
+    monkeypatch.setattr(sensitivities, "TOGETHER", TOKENS.shape[1])
+    monkeypatch.setattr("qtool.gradients.head.LOGITS", 7 * arch_models.VOCABULARY)
     folder = folder_of(models, "llama")
     one, three = (measured(folder, tmp_path / f"out{n}", threads=n) for n in (1, 3))
     assert one.head is not None and three.head is not None
     assert one.matrices.keys() == three.matrices.keys()
-    pairs = [(slope[-1], three.matrices[name][-1]) for name, slope in one.matrices.items()]
+    pairs = [
+        (sensitivity[-1], three.matrices[name][-1]) for name, sensitivity in one.matrices.items()
+    ]
     for left, right in [*pairs, (one.head, three.head)]:
         assert left.rows.tobytes() == right.rows.tobytes()
         assert left.columns.tobytes() == right.columns.tobytes()
@@ -128,14 +130,14 @@ def without_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("without_vocabulary")
 def test_rows_of_merged_experts_are_those_of_each(tmp_path: Path) -> None:
     model = gguf_models.build("qwen3-moe", tmp_path / "model")
-    (one,), slopes = ways_of(model, tmp_path, "blk.0.ffn_up_exps.weight")
+    (one,), sensitivities = ways_of(model, tmp_path, "blk.0.ffn_up_exps.weight")
     each = [
-        slopes.matrices[f"model.layers.0.mlp.experts.{number}.up_proj.weight"][-1]
+        sensitivities.matrices[f"model.layers.0.mlp.experts.{number}.up_proj.weight"][-1]
         for number in range(len(one.columns))
     ]
-    assert len({slope.rows.tobytes() for slope in each}) == len(each) > 1
-    assert np.array_equal(one.rows, np.concatenate([slope.rows for slope in each]))
-    assert np.array_equal(one.columns, np.stack([slope.columns for slope in each]))
+    assert len({sensitivity.rows.tobytes() for sensitivity in each}) == len(each) > 1
+    assert np.array_equal(one.rows, np.concatenate([sensitivity.rows for sensitivity in each]))
+    assert np.array_equal(one.columns, np.stack([sensitivity.columns for sensitivity in each]))
 
 
 @pytest.mark.usefixtures("without_vocabulary")
@@ -146,17 +148,19 @@ def test_rows_of_values_by_head_are_theirs(tmp_path: Path) -> None:
     heads, keys, values = (
         config[key] for key in ("num_attention_heads", "qk_nope_head_dim", "v_head_dim")
     )
-    (one,), slopes = ways_of(model, tmp_path, "blk.0.attn_v_b.weight")
-    both = slopes.matrices["model.layers.0.self_attn.kv_b_proj.weight"][-1].rows
+    (one,), sensitivities = ways_of(model, tmp_path, "blk.0.attn_v_b.weight")
+    both = sensitivities.matrices["model.layers.0.self_attn.kv_b_proj.weight"][-1].rows
     expected = both.reshape(heads, keys + values)[:, keys:]
     assert np.array_equal(one.rows, expected.ravel())
 
 
 def test_an_embedding_that_is_the_head_costs_twice(tmp_path: Path) -> None:
-    ways, slopes = ways_of(tiny_folder(), tmp_path, "token_embd.weight")
+    ways, sensitivities = ways_of(tiny_folder(), tmp_path, "token_embd.weight")
     first, second = ways
-    assert np.array_equal(first.columns[0], slopes.tables["model.embed_tokens.weight"].columns)
-    assert slopes.head is not None and np.array_equal(second.rows, slopes.head.rows)
+    assert np.array_equal(
+        first.columns[0], sensitivities.tables["model.embed_tokens.weight"].columns
+    )
+    assert sensitivities.head is not None and np.array_equal(second.rows, sensitivities.head.rows)
 
 
 @pytest.mark.usefixtures("likeliest")

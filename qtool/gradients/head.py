@@ -14,10 +14,10 @@ import torch
 from numpy.typing import NDArray
 
 from qtool.errors import SourceError
+from qtool.gradients.passing import Passing
+from qtool.gradients.sensitivity import Sensitivity
+from qtool.gradients.sums import Seen, add, observed
 from qtool.planning.fitting import LOGITS
-from qtool.slopes.passing import Passing
-from qtool.slopes.slope import Slope
-from qtool.slopes.sums import Seen, add, observed
 from qtool.streaming.linears import Matrix, WeightIndex
 from qtool.streaming.skeleton import Skeleton
 from qtool.streaming.stream import Stream
@@ -36,8 +36,8 @@ def through_head(
     workers: Workers,
     progress: Progress,
     back_alone: bool = False,
-) -> tuple[Slope | None, float | None]:
-    """The head's slope, None where there is no one matrix; and the mean KL divergence between
+) -> tuple[Sensitivity | None, float | None]:
+    """The head's sensitivity, None where there is no one matrix; and the mean KL divergence between
     predictions at places that are unrelated, None of a text too short to have any. back_alone:
     neither is asked for.
 
@@ -81,8 +81,8 @@ def through_head(
                 gradients.append(gradient)
                 divergences += apart
     found = sums.get(_HEAD)
-    slope = None if found is None else found.slope(tokens.size)
-    return slope, fsum(divergences) / len(divergences) if divergences else None
+    sensitivity = None if found is None else found.sensitivity(tokens.size)
+    return sensitivity, fsum(divergences) / len(divergences) if divergences else None
 
 
 def _own(seed: int, number: int) -> int:

@@ -1,6 +1,6 @@
-"""Slopes in a file of a run's hidden folder, which the run's journal knows.
+"""Sensitivities in a file of a run's hidden folder, which the run's journal knows.
 
-    slopes-NAME := float64*     of one matrix after another: by its rows, by its columns
+    sensitivity-NAME := float64*     of one matrix after another: by its rows, by its columns
 
 The journal's line says which matrices these are, and has the file's checksum: what is not as it
 says is measured again.
@@ -12,10 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from qtool.gradients.sensitivity import Sensitivity
 from qtool.native.sums import checksum
-from qtool.slopes.slope import Slope
 
-Named = list[tuple[str, int, Slope]]  # a checkpoint tensor, an expert's number or -1, and its slope
+Named = list[
+    tuple[str, int, Sensitivity]
+]  # a checkpoint tensor, an expert's number or -1, and its sensitivity
 
 
 def write(path: Path, named: Named) -> dict[str, Any]:
@@ -40,7 +42,7 @@ def read(path: Path, entry: Mapping[str, Any]) -> Named | None:
     if numbers.size != sum(sizes) or checksum(numbers.view(np.uint8)) != entry.get("sums"):
         return None
     parts = iter(np.split(numbers, np.cumsum(sizes)[:-1]) if sizes else ())
-    return [(n, e, Slope(next(parts), next(parts), count)) for n, e, count, _, _ in shapes]
+    return [(n, e, Sensitivity(next(parts), next(parts), count)) for n, e, count, _, _ in shapes]
 
 
 def _shapes(entry: Mapping[str, Any]) -> list[Any] | None:
