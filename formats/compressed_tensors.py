@@ -198,8 +198,8 @@ def config(facts: Facts, options: Options) -> dict[str, Any]:
     schemes = {name: layout_of(scheme, options.layout) for name, scheme in facts.quantized.items()}
     found = written_config(facts, schemes)
     everything = [*facts.quantized, *facts.dense]
-    turned = transforms.written(facts.turned_inputs, facts.turned_heads, everything)
-    return found if turned is None else found | {transforms.KEY: turned}
+    rotated = transforms.written(facts.rotated_inputs, facts.rotated_heads, everything)
+    return found if rotated is None else found | {transforms.KEY: rotated}
 
 
 def side_files(facts: Facts, options: Options) -> dict[str, dict[str, Any]]:

@@ -30,7 +30,7 @@ _HEADS = ("q_attn", "k_cache")
 
 
 @dataclass(frozen=True)
-class Turn:
+class OnlineRotation:
     """One rotation: of the inputs of linear layers, or of queries and keys of attention."""
 
     name: str
@@ -100,7 +100,7 @@ def written(
     return {"config_groups": groups} if groups else None
 
 
-def turns(config: Mapping[str, Any]) -> tuple[Turn, ...]:
+def online_rotations(config: Mapping[str, Any]) -> tuple[OnlineRotation, ...]:
     """What of a quantization_config an engine has to rotate; UnsupportedError for what is not done
     here, FormatError for what is no such table."""
     table = config.get(KEY)
@@ -109,16 +109,16 @@ def turns(config: Mapping[str, Any]) -> tuple[Turn, ...]:
     groups = table.get("config_groups") if isinstance(table, Mapping) else None
     if not isinstance(groups, Mapping):
         raise FormatError(f"quantization_config: {KEY} has no config_groups; expected an object")
-    found: list[Turn] = []
+    found: list[OnlineRotation] = []
     for name, group in groups.items():
         where = f"quantization_config: {KEY}.config_groups.{name}"
         if not isinstance(group, Mapping) or not isinstance(group.get("apply"), list):
             raise FormatError(f"{where} has no list `apply`; expected an object with one")
-        found += _turns(where, str(name), group)
+        found += _rotations(where, str(name), group)
     return tuple(found)
 
 
-def _turns(where: str, name: str, group: Mapping[str, Any]) -> list[Turn]:
+def _rotations(where: str, name: str, group: Mapping[str, Any]) -> list[OnlineRotation]:
     online: dict[str, list[Mapping[str, Any]]] = {}
     for entry in group["apply"]:
         if not isinstance(entry, Mapping):
@@ -138,9 +138,9 @@ def _turns(where: str, name: str, group: Mapping[str, Any]) -> list[Turn]:
             + ", which is not done here; hadamard of a power of two is, and without its rotation "
             "the model is another one"
         )
-    found = [_turn(name, False, entry, size) for entry in online.pop("input", [])]
+    found = [_rotation(name, False, entry, size) for entry in online.pop("input", [])]
     queries, keys = (
-        [_turn(name, True, entry, size) for entry in online.pop(location, [])]
+        [_rotation(name, True, entry, size) for entry in online.pop(location, [])]
         for location in _HEADS
     )
     if online:
@@ -156,9 +156,9 @@ def _turns(where: str, name: str, group: Mapping[str, Any]) -> list[Turn]:
     return found + queries
 
 
-def _turn(name: str, heads: bool, entry: Mapping[str, Any], size: int | None) -> Turn:
+def _rotation(name: str, heads: bool, entry: Mapping[str, Any], size: int | None) -> OnlineRotation:
     def listed(key: str) -> tuple[str, ...]:
         value = entry.get(key)
         return (value,) if isinstance(value, str) else names_of(value)
 
-    return Turn(name, heads, listed("targets"), listed("ignore"), size)
+    return OnlineRotation(name, heads, listed("targets"), listed("ignore"), size)

@@ -56,8 +56,8 @@ class Facts:
     damp_percent: float | None = None  # None: the method was not GPTQ
     activations: Mapping[str, object] | None = None  # the recipe's table
     kv_cache: Mapping[str, object] | None = None  # likewise
-    turned_inputs: Mapping[str, int] = field(default_factory=dict)  # modules, and the size of H
-    turned_heads: Mapping[str, int] = field(default_factory=dict)  # of attention, likewise
+    rotated_inputs: Mapping[str, int] = field(default_factory=dict)  # modules, and the size of H
+    rotated_heads: Mapping[str, int] = field(default_factory=dict)  # of attention, likewise
     outlier_threshold: float = 6.0  # of LLM.int8()
     act_order: bool = False  # g_idx is not k // group_size
     mse: bool = False

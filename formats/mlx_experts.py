@@ -86,7 +86,7 @@ def _of_one(info: TensorInfo, kind: str, names: Mapping[str, str]) -> TensorInfo
         return replace(info, name=f"{found[1]}.{names[found[2]]}.{found[3]}")
     if kind not in _CONVOLVED or _CONVOLUTION.fullmatch(info.name) is None:
         return info
-    if not _is_turned(info.shape):
+    if not _is_transposed(info.shape):
         return info
     return replace(info, shape=(info.shape[0], 1, info.shape[1]))
 
@@ -94,7 +94,7 @@ def _of_one(info: TensorInfo, kind: str, names: Mapping[str, str]) -> TensorInfo
 def changed(tensors: Mapping[str, TensorInfo], kind: str) -> str | None:
     """Why tensors as `apart` gives them are not those of a checkpoint, or None."""
     for name, info in tensors.items():
-        if _CONVOLUTION.fullmatch(name) is not None and _is_turned(info.shape):
+        if _CONVOLUTION.fullmatch(name) is not None and _is_transposed(info.shape):
             return (
                 f"{name} is {list(info.shape)}, as mlx-lm saves it: of {kind or 'this model'} it "
                 "changes other weights, too, which is not undone here; take the checkpoint itself"
@@ -102,5 +102,5 @@ def changed(tensors: Mapping[str, TensorInfo], kind: str) -> str | None:
     return None
 
 
-def _is_turned(shape: tuple[int, ...]) -> bool:
+def _is_transposed(shape: tuple[int, ...]) -> bool:
     return len(shape) == 3 and shape[1] > 1 == shape[2]

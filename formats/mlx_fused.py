@@ -3,7 +3,8 @@ three stacks: gpt-oss and Llama 4.
 
     mlx-lm        ...experts.gate_proj, up_proj, down_proj   codes [experts, out, words], scales ...
                                                              and of gpt-oss .bias [experts, out]
-    checkpoints   ...experts.gate_up_proj   [experts, in, 2 * out]   of gpt-oss gate and up in turn
+    checkpoints   ...experts.gate_up_proj   [experts, in, 2 * out]   of gpt-oss gate and up
+    interleaved
                   ...experts.down_proj      [experts, in, out]
                   ...experts.gate_up_proj_bias      [experts, 2 * out], and down_proj_bias
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 else:
     from qtool.lazy_numpy import np
 
-# By model_type: whether gate and up are in turn.
+# By model_type: whether gate and up are interleaved.
 IN_TURN = {"gpt_oss": True, "llama4": False}
 _STACK = re.compile(
     r"(.+\.experts)\.((?:gate|up|down)_proj)\.(weight|scales|biases|bias|global_scale)"
@@ -43,14 +44,14 @@ class Whole:
 
     shape: tuple[int, ...]
     parts: tuple[tuple[str, ...], ...]  # of each expert: gate and up, or down
-    in_turn: bool
+    interleaved: bool
 
     def expert(
         self, number: int, read: Callable[[str], NDArray[np.float32]]
     ) -> NDArray[np.float32]:
         """One expert's numbers, float32 of shape[1:]; read gives a part's."""
         found = [read(name) for name in self.parts[number]]
-        if self.in_turn:
+        if self.interleaved:
             rows = np.stack(found, axis=1).reshape(-1, *found[0].shape[1:])
         else:
             rows = np.concatenate(found)

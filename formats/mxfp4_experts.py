@@ -71,5 +71,5 @@ def dequantize(blocks: NDArray[np.uint8], scales: NDArray[np.uint8]) -> NDArray[
     numbers = TABLES["e2m1"][np.stack([blocks & 15, blocks >> 4], axis=-1)]
     experts, rows, groups = scales.shape
     values = numbers.reshape(experts, rows, groups, GROUP) * E8M0[scales][..., None]
-    turned = values.reshape(experts, rows, groups * GROUP).transpose(0, 2, 1)
-    return np.ascontiguousarray(turned)
+    transposed = values.reshape(experts, rows, groups * GROUP).transpose(0, 2, 1)
+    return np.ascontiguousarray(transposed)

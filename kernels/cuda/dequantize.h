@@ -8,7 +8,7 @@
 #include "gguf_k.h"
 #include "gguf_simple.h"
 #include "grid.h"
-#include "turned.h"
+#include "transposed.h"
 
 #define QT_WORD_FORMATS(X)                                                       \
     X(columns_2, InColumns<2>) X(columns_3, InColumns<3>) X(columns_4, InColumns<4>) \

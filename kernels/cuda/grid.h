@@ -1,5 +1,5 @@
 /* How the threads of a grid share a matrix, and how a kernel is made: rows of it here, columns in
- * turned.h.
+ * transposed.h.
  *
  * A kernel is a struct of two parts, `first` and `second` (a few have four), with a barrier between
  * them, so that the tests can run the threads of a block in loops; a block has BLOCK threads. */

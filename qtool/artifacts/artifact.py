@@ -277,8 +277,8 @@ def one_by_one(artifact: Artifact) -> Artifact:
 
 
 def experts_apart(checkpoint: Checkpoint) -> Checkpoint:
-    """MLX's stacks of experts as a tensor for each expert, and its convolutions turned; any other
-    checkpoint as it is."""
+    """MLX's stacks of experts as a tensor for each expert, and its convolutions transposed; any
+    other checkpoint as it is."""
     parts = mlx_experts.apart(checkpoint.tensors, str(checkpoint.config.get("model_type")))
     if all(info is checkpoint.tensors.get(name) for name, (_, info) in parts.items()):
         return checkpoint

@@ -226,9 +226,9 @@ def _readers(pieces: Mapping[str, Sequence[Binding]], matrix: Matrix) -> tuple[R
     for binding in pieces.get(matrix.parameter, ()):
         index = binding.index
         if matrix.expert is not None:
-            if not index or index[0] != matrix.expert or binding.transposed != matrix.turned:
+            if not index or index[0] != matrix.expert or binding.transposed != matrix.transposed:
                 continue
-            index = index[2:] if matrix.turned else index[1:]
+            index = index[2:] if matrix.transposed else index[1:]
         rows = index[0] if index else slice(0, binding.shape[0])
         if not isinstance(rows, slice) or len(binding.shape) != 2:
             continue
@@ -245,7 +245,8 @@ def _stack(pieces: Mapping[str, Sequence[Binding]], matrix: Matrix) -> tuple[Rea
         return ()
     return tuple(
         Reader(
-            binding.checkpoint_name, (0, binding.shape[1 + (binding.transposed != matrix.turned)])
+            binding.checkpoint_name,
+            (0, binding.shape[1 + (binding.transposed != matrix.transposed)]),
         )
         for binding in pieces.get(matrix.parameter, ())
         if not binding.index and len(binding.shape) == 3

@@ -18,7 +18,7 @@ from qtool.checkpoints.fused_names import layer_of
 from qtool.engine_commands import COMMANDS
 from qtool.planning.plan import Plan
 from qtool.record import without_layers
-from qtool.runs.sink import Turned
+from qtool.runs.sink import EngineRotations
 from qtool.telling.numbered import by_kind
 from qtool.telling.summary import LayerReport
 from qtool.verification.engines.rules import ENGINES, loaders, view_findings
@@ -41,14 +41,14 @@ def render(
     checkpoint: Checkpoint,
     record: dict[str, Any],
     layers: Sequence[LayerReport],
-    turned: Turned | None = None,
+    rotated: EngineRotations | None = None,
 ) -> str:
-    """The card. turned: what engines have to rotate."""
+    """The card. rotated: what engines have to rotate."""
     parts = [
         _front_matter(plan, checkpoint, record),
         _title(plan, record),
         _what(plan, checkpoint, record),
-        loading(planned_view(plan, checkpoint.config, turned)),
+        loading(planned_view(plan, checkpoint.config, rotated)),
         _errors(layers),
         _notes(plan, record),
         "## Provenance\n\nAlso in `qtool.json`, with the error of each layer.\n\n```json\n"

@@ -10,24 +10,26 @@ from qtool.errors import UnsupportedError
 from qtool.formats import FORMATS
 from qtool.planning.fit import format_options
 from qtool.planning.plan import Plan
-from qtool.runs.sink import Turned, artifact_facts
+from qtool.runs.sink import EngineRotations, artifact_facts
 from qtool.verification.engines.view import EngineView, ends_mlp, view_of_plan
 
 _SMALLEST = 8  # of the rotations of transforms/online.py, which finds them in the forward pass
 
 
-def planned_view(plan: Plan, config: Mapping[str, Any], turned: Turned | None = None) -> EngineView:
-    """The view. config: the model's; turned: what engines have to rotate."""
+def planned_view(
+    plan: Plan, config: Mapping[str, Any], rotated: EngineRotations | None = None
+) -> EngineView:
+    """The view. config: the model's; rotated: what engines have to rotate."""
     facts, options = artifact_facts(plan), format_options(plan.recipe)
     quantization: dict[str, Any] = {}
     if facts is not None:
-        if turned is not None:
-            facts = replace(facts, turned_inputs=turned.inputs, turned_heads=turned.heads)
+        if rotated is not None:
+            facts = replace(facts, rotated_inputs=rotated.inputs, rotated_heads=rotated.heads)
         quantization = FORMATS[plan.format].config(facts, options)
     return view_of_plan(plan.format, options.layout, plan.tensors, config, quantization)
 
 
-def expected(plan: Plan, config: Mapping[str, Any]) -> Turned | None:
+def expected(plan: Plan, config: Mapping[str, Any]) -> EngineRotations | None:
     """What a run will leave to engines to rotate, by names and shapes; None where nothing."""
     recipe = plan.recipe
     if not recipe.rotates or not recipe.rotate.online:
@@ -49,7 +51,7 @@ def expected(plan: Plan, config: Mapping[str, Any]) -> Turned | None:
             except UnsupportedError:
                 known = {}
             heads = {kept.attention: size for kept in known.values()}
-    return Turned(inputs, heads) if inputs or heads else None
+    return EngineRotations(inputs, heads) if inputs or heads else None
 
 
 def _head_width(config: Mapping[str, Any]) -> int:

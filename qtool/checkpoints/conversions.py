@@ -23,7 +23,7 @@ class Held:
     """The parameter that a checkpoint tensor becomes without more than being transposed."""
 
     parameter: str
-    turns: tuple[Any, ...] = ()  # transformers' Transpose operations, in turn
+    transposes: tuple[Any, ...] = ()  # transformers' Transpose operations, in turn
 
 
 @dataclass(frozen=True)
@@ -75,10 +75,10 @@ class Conversions:
         target, pattern = self.target(name, state)
         if target not in state:
             return None
-        turns = [] if pattern is None else self.by_pattern[pattern].operations
-        if not all(isinstance(operation, Transpose) for operation in turns):
+        transposes = [] if pattern is None else self.by_pattern[pattern].operations
+        if not all(isinstance(operation, Transpose) for operation in transposes):
             return None
-        return Held(target, tuple(turns))
+        return Held(target, tuple(transposes))
 
 
 def splits(model: Any, names: Iterable[str], within: str = "") -> list[Split]:

@@ -73,36 +73,38 @@ def _of_layer(
     layout = layout_of(*shapes) if len(shapes) == 2 else None
     if layout is None:
         return ()
-    if not all(_last_two(turn) for one in there for turn in one.turns):
+    if not all(_last_two(transpose) for one in there for transpose in one.transposes):
         return ()
-    turned = [_turned(one, shapes) for one in there]
+    transposed = [_transposed(one, shapes) for one in there]
     found = []
-    for kind, one, shape, turn in zip((GATE_UP, DOWN), there, shapes, turned, strict=True):
+    for kind, one, shape, transpose in zip((GATE_UP, DOWN), there, shapes, transposed, strict=True):
         experts = range(shape[0])
         found.append(
             FusedTensor(
                 _name(layer, kind, one.parameter, conversions, state),
-                (shape[0], *shape[:0:-1]) if turn else shape,
-                (layout == "transposed") != turn,
+                (shape[0], *shape[:0:-1]) if transpose else shape,
+                (layout == "transposed") != transpose,
                 tuple(tuple(f"{layer}.{e}.{p}.weight" for p in PARTS[kind]) for e in experts),
             )
         )
     return tuple(found)
 
 
-def _turned(held: Held, shapes: list[tuple[int, ...]]) -> bool:
+def _transposed(held: Held, shapes: list[tuple[int, ...]]) -> bool:
     """Whether checkpoints have the transpose of the parameter. shapes: of the layer's parameters.
 
-    A class that looks at shapes takes a square one as it is, so then the layer has none turned.
+    A class that looks at shapes takes a square one as it is, so then the layer has none transposed.
     """
     square = any(rows == columns for _, rows, columns in shapes)
-    turns = [turn for turn in held.turns if not (turn.check_dims and square)]
-    return len(turns) % 2 == 1
+    transposes = [
+        transpose for transpose in held.transposes if not (transpose.check_dims and square)
+    ]
+    return len(transposes) % 2 == 1
 
 
-def _last_two(turn: Any) -> bool:
+def _last_two(transpose: Any) -> bool:
     """Whether an operation swaps the last two axes of three."""
-    return {turn.dim0 % 3, turn.dim1 % 3} == {1, 2}
+    return {transpose.dim0 % 3, transpose.dim1 % 3} == {1, 2}
 
 
 def _name(

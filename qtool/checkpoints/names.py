@@ -122,8 +122,10 @@ def bind(
         _check_shape(model, target, tuple(state[target].shape), shape, f"tensor {name!r}")
         of_parameter[target] = (Binding(name, target, (), shape),)
     for target, (converter, sources) in gathered.items():
-        if turned := _turned(target, converter, sources, tensors, tuple(state[target].shape)):
-            of_parameter[target] = (turned,)
+        if transposed := _transposed(
+            target, converter, sources, tensors, tuple(state[target].shape)
+        ):
+            of_parameter[target] = (transposed,)
             continue
         try:
             tile = _convert(model, target, converter, sources, tensors)
@@ -173,29 +175,33 @@ def _experts(
             continue
         parts = WHOLE if f"{layer}.0.{GATE_UP}.weight" in tensors else PARTS
         for kind, target in zip(targets, shapes, strict=True):
-            turned = layout == "transposed"
+            transposed = layout == "transposed"
             of_parameter[target] = tuple(
-                _expert(f"{layer}.{expert}.{part}.weight", target, index, turned, tensors)
-                for expert, part, index in _slices(shapes[target], parts[kind], turned)
+                _expert(f"{layer}.{expert}.{part}.weight", target, index, transposed, tensors)
+                for expert, part, index in _slices(shapes[target], parts[kind], transposed)
             )
     return of_parameter
 
 
 def _slices(
-    shape: tuple[int, ...], parts: Sequence[str], turned: bool
+    shape: tuple[int, ...], parts: Sequence[str], transposed: bool
 ) -> Iterator[tuple[int, str, Index]]:
-    """Every expert's parts in a parameter [experts, out, in], or turned [experts, in, out]."""
+    """Every expert's parts in a parameter [experts, out, in], or transposed [experts, in, out]."""
     experts, rows, columns = shape
-    rows, columns = (columns, rows) if turned else (rows, columns)
+    rows, columns = (columns, rows) if transposed else (rows, columns)
     rows //= len(parts)
     for expert in range(experts):
         for number, part in enumerate(parts):
             outputs, inputs = slice(number * rows, (number + 1) * rows), slice(0, columns)
-            yield expert, part, (expert, inputs, outputs) if turned else (expert, outputs, inputs)
+            yield (
+                expert,
+                part,
+                (expert, inputs, outputs) if transposed else (expert, outputs, inputs),
+            )
 
 
 def _expert(
-    name: str, target: str, index: Index, turned: bool, tensors: Mapping[str, HasShape]
+    name: str, target: str, index: Index, transposed: bool, tensors: Mapping[str, HasShape]
 ) -> Binding:
     """One matrix of an expert. SourceError where it is missing or of another size."""
     if name not in tensors:
@@ -204,17 +210,17 @@ def _expert(
             "incomplete: fetch it again"
         )
     sizes = [one.stop - one.start for one in index if isinstance(one, slice)]
-    expected = (sizes[1], sizes[0]) if turned else (sizes[0], sizes[1])
+    expected = (sizes[1], sizes[0]) if transposed else (sizes[0], sizes[1])
     shape = tuple(tensors[name].shape)
     if shape != expected:
         raise SourceError(
             f"tensor {name!r}: shape {list(shape)}, but with this config.json {target!r} has "
             f"experts of {list(expected)}; config and weights are of different models"
         )
-    return Binding(name, target, index, shape, turned)
+    return Binding(name, target, index, shape, transposed)
 
 
-def _turned(
+def _transposed(
     target: str,
     converter: Any,
     sources: Mapping[str, list[str]],

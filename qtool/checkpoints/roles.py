@@ -56,7 +56,7 @@ def _role(name: str, info: TensorInfo, blocks: BlockStack, expert_parents: froze
     return Role(block, _inside(name, info, expert_parents))
 
 
-def is_turn(name: str) -> bool:
+def is_rotation(name: str) -> bool:
     """Whether a tensor is a rotation that an engine computes with, by its name."""
     return _TURNS.fullmatch(name) is not None
 
@@ -93,7 +93,7 @@ def _inside(name: str, info: TensorInfo, expert_parents: frozenset[str]) -> str 
         if "norm" in last or last.startswith("ln"):
             return "norm"
         return "vector" if len(info.shape) < 2 else f"{len(info.shape)}-D, not a matrix"
-    if is_turn(name):
+    if is_rotation(name):
         return "a rotation of a layer's inputs or outputs"
     if kind != "weight":
         # DBRX has all experts of a block in one matrix [experts * inner, hidden].

@@ -19,7 +19,7 @@ from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.converting.model import DTYPES, Model, Quantized, Tensor
 from qtool.converting.zeros import check_label
 from qtool.errors import FormatError, UnsupportedError
-from qtool.formats.compressed_tensors_transforms import turns
+from qtool.formats.compressed_tensors_transforms import online_rotations
 from qtool.formats.safetensors_file import DTYPE_BITS
 from qtool.planning.whole import check_whole
 from qtool.quality.input_arguments import input_arguments
@@ -69,10 +69,12 @@ def artifact_model(path: Path, assume: str | None, *, sound: bool = True) -> Mod
                 f"{path}: {entry.name} is stored as {found.format} {found.layout}".rstrip()
                 + ", which is recognised, but not decoded by this version"
             )
-    if turned := [turn.name for turn in turns(quantization_config(checkpoint)) if not turn.heads]:
+    if rotated := [
+        one.name for one in online_rotations(quantization_config(checkpoint)) if not one.heads
+    ]:
         raise UnsupportedError(
             f"{path}: its weights go with inputs that the engine rotates (transform_config: "
-            f"{', '.join(turned)}), which no other format can say; quantize the source anew, "
+            f"{', '.join(rotated)}), which no other format can say; quantize the source anew, "
             "without rotate.r4"
         )
     if sound and assume is None:

@@ -102,8 +102,8 @@ def pieces(tensor: Tensor, dtype: str, sums: Squares) -> Iterator[NDArray[np.uin
             for part in expert:
                 yield _bytes(part, dtype, sums)
             continue
-        turned = [as_array(_bytes(part, dtype, sums), dtype, part.shape).T for part in expert]
-        yield np.concatenate(turned, axis=1).reshape(-1).view(np.uint8)
+        transposed = [as_array(_bytes(part, dtype, sums), dtype, part.shape).T for part in expert]
+        yield np.concatenate(transposed, axis=1).reshape(-1).view(np.uint8)
 
 
 def _bytes(part: Tensor, dtype: str, sums: Squares) -> NDArray[np.uint8]:

@@ -29,7 +29,7 @@ _STORED = {"float32": 0, "float16": 1, "bfloat16": 2, "uint16": 2}
 _SUFFIX = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "uint16": "bf16"}
 _WORDS = ("int32", "uint32")
 
-# Rows, columns and threads of a block: kernels/cuda/grid.h and turned.h.
+# Rows, columns and threads of a block: kernels/cuda/grid.h and transposed.h.
 _ALONG = (8, 1024, 256)
 _TILES = {"columns": (64, 128, 256), "across": (128, 64, 128)}
 _MOST_DOWN = 65535  # blocks in y

@@ -98,9 +98,9 @@ def _rows(
     order = rows if source.order is None else source.order(rows)
     each = source.rows // len(found)
     cut = source.cut
-    if cut is not None and not cut.turned:
+    if cut is not None and not cut.transposed:
         order = rows // each * (every.size // len(found)) + cut.first + rows % each
-    known = cut is None or not cut.turned or cut.only_turned
+    known = cut is None or not cut.transposed or cut.only_transposed
     if known and order.size and int(order.max()) < every.size:
         return every[order]
     return np.repeat([one.rows.mean() for one in found], each)

@@ -24,9 +24,9 @@ from qtool.quality.packed import Packed
 from qtool.quality.reading import OnDevice
 from qtool.quality.rounded_inputs import Activations
 from qtool.streaming.online import Online
+from qtool.streaming.online_rotation import rotated
 from qtool.streaming.reading import STORED, parts
 from qtool.streaming.torch_calls import TorchCalls
-from qtool.streaming.turning import turned
 from qtool.streaming.weights import Weights
 
 _HALF = ("F16", "BF16")
@@ -241,7 +241,7 @@ class Products(TorchCalls):
 
     def _all_rows(self, one: Matrix, x: torch.Tensor) -> torch.Tensor:
         size = self._online.inputs.get(one.name)
-        x = x if size is None else turned(x, size)
+        x = x if size is None else rotated(x, size)
         rounding = self._rounded.of_matrix.get(one.name)
         return one.times(x if rounding is None else rounding.apply(x))
 
@@ -250,7 +250,7 @@ class Products(TorchCalls):
     ) -> tuple[Any, ...]:
         size = self._online.heads.get(self.block)
         if size is not None:
-            query, key = turned(query, size), turned(key, size)
+            query, key = rotated(query, size), rotated(key, size)
         if self._rounded.kept is not None:
             of_keys, of_values = self._rounded.kept.of_block(self.block)
             key, value = of_keys.apply(key), of_values.apply(value)

@@ -92,8 +92,8 @@ class Inspection:
             lines.append(("zeros", zeros))
         if (cache := cache_text(quantization_config(self.artifact.checkpoint))) is not None:
             lines.append(("KV cache", cache))
-        if (turned := turns_text(quantization_config(self.artifact.checkpoint))) is not None:
-            lines.append(("rotated as it runs", turned))
+        if (rotated := rotations_text(quantization_config(self.artifact.checkpoint))) is not None:
+            lines.append(("rotated as it runs", rotated))
         lines += self._size
         if (lost := said_untold(self.artifact)) is not None:
             lines.append(("not told", printable(lost)))
@@ -200,7 +200,7 @@ def cache_text(config: Mapping[str, Any]) -> str | None:
     return f"{' '.join(printable(str(word))[:20] for word in words)}, {when}"
 
 
-def turns_text(config: Mapping[str, Any]) -> str | None:
+def rotations_text(config: Mapping[str, Any]) -> str | None:
     """What a config leaves to the engine to rotate, by the names it has there; None for nothing."""
     table = config.get("transform_config")
     groups = table.get("config_groups") if isinstance(table, Mapping) else None

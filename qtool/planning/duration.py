@@ -93,7 +93,7 @@ def beside_experts(met: float, columns: int, passes: float) -> float:
     return EXPERT_SECONDS * passes * met * columns
 
 
-def turning(weights: int) -> float:
+def rotating(weights: int) -> float:
     """Seconds that the proof of a rotation takes, and making the `weights` that it changes, beside
     starting up with torch."""
     return TURNS * weights / TURNED_PER_CORE
@@ -144,7 +144,7 @@ def seconds(
     )
     seconds += rounded / (ROUNDED_PER_CORE * cores)
     if recipe.rotates:
-        seconds += turning(sum(tensor.parameters for tensor in tensors))
+        seconds += rotating(sum(tensor.parameters for tensor in tensors))
     if not recipe.calibrates:
         return round(seconds, 1)
     grams: dict[int, set[str]] = defaultdict(set)  # block -> input sites

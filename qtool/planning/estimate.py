@@ -34,7 +34,7 @@ PROVING_PROCESS_BYTES = 415_000_000  # torch and transformers, but no calibratio
 ACTIVATIONS_OF_HIDDEN, ACTIVATIONS_OF_WIDEST, ROUTED_COPIES = 3.0, 3.0, 1.0
 # Copies of a block's widest input that rotating it takes; and bytes of the parts of a dense tensor
 # that are rotated while it is written.
-TURNED_COPIES, TURNED_BYTES = 1.5, 110_000_000
+ROTATED_COPIES, ROTATED_BYTES = 1.5, 110_000_000
 # What autograd keeps of each token that a tuned block is run for, in float32 numbers: in widths of
 # the hidden states and of the block's widest matrix. Where it ends behind attention, of the hidden
 # states alone, or of these and of what queries, keys and values are, whichever is more.
@@ -161,7 +161,7 @@ def _embedding(shapes: Shapes) -> int:
 def _copying(shapes: Shapes) -> Peak:
     """A dense tensor while it is checked and written, in parts: these are small beside all else,
     unless they are rotated. Of other views the whole is there as it is stored."""
-    nbytes = TURNED_BYTES if shapes.rotates else shapes.outside if shapes.viewed else 0
+    nbytes = ROTATED_BYTES if shapes.rotates else shapes.outside if shapes.viewed else 0
     return Peak(nbytes, "copying the embedding or the head")
 
 
@@ -265,7 +265,7 @@ def _together(shapes: Shapes, block: Block, setting: Setting) -> list[Input]:
 
 def activations(shapes: Shapes, block: Block) -> int:
     """Bytes that one thread needs to run a micro-batch, and keeps of it for experts."""
-    widest = ACTIVATIONS_OF_WIDEST + (TURNED_COPIES if shapes.turns else 0)
+    widest = ACTIVATIONS_OF_WIDEST + (ROTATED_COPIES if shapes.rotates_online else 0)
     widest += 0 if shapes.grams else 1  # magnitudes
     dense = ACTIVATIONS_OF_HIDDEN * shapes.passed + widest * block.widest
     routed = sum(one.share * one.width for one in block.inputs if one.share is not None)

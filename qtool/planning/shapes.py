@@ -149,7 +149,7 @@ class Shapes:
     text: int = 0  # bytes of the text to calibrate on
     tables: int = 0  # bytes that it takes to read them, where it is Parquet
     rotates: bool = False
-    turns: bool = False  # whether inputs are rotated while the model runs
+    rotates_online: bool = False  # whether inputs are rotated while the model runs
     handed: Handed = ALONE
     head: int = 0  # bytes that reading the output head back takes, where it is quantized
     whole: int = 0  # numbers in the largest whose rows are rounded together
@@ -276,7 +276,7 @@ def shapes_of(
         text=text_bytes(settings),
         tables=table_bytes(settings),
         rotates=recipe.rotates,
-        turns=recipe.rotates and recipe.rotate.online,
+        rotates_online=recipe.rotates and recipe.rotate.online,
         handed=handed,
         head=head,
         heads=(longest, stored),

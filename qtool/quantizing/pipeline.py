@@ -24,7 +24,7 @@ from qtool.quantizing.verify import verify
 from qtool.runs import layer_errors, resume
 from qtool.runs.each_tensor import quantize_each
 from qtool.runs.request import Request
-from qtool.runs.sink import Sink, Turned
+from qtool.runs.sink import EngineRotations, Sink
 from qtool.runs.zeros import Zeros
 from qtool.scheme import Dropped
 from qtool.streaming.allocator import give_back
@@ -193,9 +193,9 @@ def _export(
     )
     if rotations is not None:
         record["rotation"] = rotations.record(request.recipe.rotate)
-    turned = _turned(rotations, plan, checkpoint)
-    card = modelcard.render(plan, checkpoint, record, outcome.layers, turned)
-    sink.close(record, card, turned)
+    rotated = _engine_rotations(rotations, plan, checkpoint)
+    card = modelcard.render(plan, checkpoint, record, outcome.layers, rotated)
+    sink.close(record, card, rotated)
 
 
 def _summary(
@@ -254,7 +254,9 @@ def _rotated(
     return rotate_source(request, begun.plan, begun.rotated, space, progress)
 
 
-def _turned(rotations: "Rotations | None", plan: Plan, checkpoint: Checkpoint) -> Turned | None:
+def _engine_rotations(
+    rotations: "Rotations | None", plan: Plan, checkpoint: Checkpoint
+) -> EngineRotations | None:
     """What is left for engines to rotate, by the names of modules."""
     if rotations is None or not rotations.online:
         return None
@@ -263,7 +265,7 @@ def _turned(rotations: "Rotations | None", plan: Plan, checkpoint: Checkpoint) -
     heads = rotations.online.heads
     blocks = {tensor.name: tensor.block for tensor in plan.tensors}
     known = attention_of(blocks, checkpoint.config, False) if heads else {}
-    return Turned(
+    return EngineRotations(
         {name.removesuffix(".weight"): size for name, size in rotations.online.inputs.items()},
         {
             kept.attention: heads[block]

@@ -60,7 +60,7 @@ def check(recipe: "Recipe") -> None:
             "`method: none` leaves inputs as they are; leave it out, or give a method",
         )
     if "rotate" in recipe.transforms[1:]:
-        raise conflict("transforms", "rotate turns the whole network and comes first")
+        raise conflict("transforms", "rotate changes the whole network and comes first")
     if recipe.rotates and not recipe.rotate.some:
         raise conflict("rotate", "r1, r2, r3 and r4 are all false, so that nothing is rotated")
     if recipe.rotates and recipe.rotate.online and recipe.format != "compressed-tensors":

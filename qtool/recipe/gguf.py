@@ -174,7 +174,7 @@ class GgufRecipe(NamedTable):
             if self.transforms.count(name) > 1:
                 raise conflict("transforms", f"{name} is there more than once; once is enough")
         if "rotate" in self.transforms[1:]:
-            raise conflict("transforms", "rotate turns the whole network and comes first")
+            raise conflict("transforms", "rotate changes the whole network and comes first")
         if self.searches_scales and self.rounds_as is None:
             key, what = ("transforms", "awq") if "awq" in self.transforms else (
                 "smooth.alpha", "search")  # fmt: skip

@@ -15,13 +15,14 @@ class RotateOptions(Table):
         description="hadamard, with random signs; random orthogonal; or learned on the calibration "
         "samples, from the Hadamard matrix on",
     )
-    r1: bool = Field(default=True, description="turn the residual stream")
-    r2: bool = Field(default=True, description="turn each head's values")
+    r1: bool = Field(default=True, description="R1: rotate the residual stream")
+    r2: bool = Field(default=True, description="R2: rotate each head's values")
     r3: bool = Field(
-        default=False, description="turn queries and keys of each head while the model runs"
+        default=False, description="R3: rotate queries and keys of each head while the model runs"
     )
     r4: bool = Field(
-        default=False, description="turn the inputs of the MLP's last matrix while the model runs"
+        default=False,
+        description="R4: rotate the inputs of the MLP's last matrix while the model runs",
     )
     seed: int = Field(default=0, ge=0, le=2**32 - 1)
     steps: int = Field(default=60, ge=1, le=10_000, description="of learning")

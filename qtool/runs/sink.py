@@ -40,7 +40,7 @@ _READ_AT_ONCE = 1 << 22  # bytes
 
 
 @dataclass(frozen=True)
-class Turned:
+class EngineRotations:
     """Sizes of what an engine rotates: inputs of linear modules, heads of attention modules."""
 
     inputs: Mapping[str, int]
@@ -146,10 +146,12 @@ class Sink:
         for name in self.checksums(block):
             del self.writer.checksums[name]
 
-    def close(self, provenance: dict[str, Any], card: str, turned: Turned | None = None) -> None:
+    def close(
+        self, provenance: dict[str, Any], card: str, rotated: EngineRotations | None = None
+    ) -> None:
         """Finish the tensor files and write everything beside them.
 
-        turned: what engines have to rotate.
+        rotated: what engines have to rotate.
         """
         self.writer.close()
         config = without_float64(plain_config(self.checkpoint.config))
@@ -157,8 +159,8 @@ class Sink:
             config = untied(config)
         facts = artifact_facts(self.plan)
         if facts is not None:
-            if turned is not None:
-                facts = replace(facts, turned_inputs=turned.inputs, turned_heads=turned.heads)
+            if rotated is not None:
+                facts = replace(facts, rotated_inputs=rotated.inputs, rotated_heads=rotated.heads)
             config |= in_config(self._format, facts, self._options)
             for name, content in self._format.side_files(facts, self._options).items():
                 _write_json(self.folder / name, content)

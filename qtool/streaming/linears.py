@@ -26,14 +26,14 @@ class Matrix:
 
     parameter: str  # name within the block, "self_attn.q_proj.weight"
     expert: int | None  # which slice of a 3-D parameter
-    turned: bool = False  # the slice is [in, out]
+    transposed: bool = False  # the slice is [in, out]
     rows: tuple[int, int] | None = None  # of a 2-D parameter, from the first to behind the last
 
     def of(self, parameter: torch.Tensor) -> torch.Tensor:
         """The matrix [out, in], a view."""
         part = parameter if self.expert is None else parameter[self.expert]
         part = part if self.rows is None else part[slice(*self.rows)]
-        return part.mT if self.turned else part
+        return part.mT if self.transposed else part
 
 
 class WeightIndex:
@@ -58,13 +58,13 @@ class WeightIndex:
             alike = weight.shape[1] == parameter.shape[1] and weight.stride() == parameter.stride()
             rows = (first, first + len(weight))
             return Matrix(name, None, rows=rows) if alike and not inside else None
-        turned = parameter.ndim == 3 and _same(weight.t(), parameter)
-        if not turned and not _same(weight, parameter):
+        transposed = parameter.ndim == 3 and _same(weight.t(), parameter)
+        if not transposed and not _same(weight, parameter):
             return None
         if parameter.ndim == 2:
             return Matrix(name, None) if offset == 0 else None
         if parameter.ndim == 3 and offset % parameter.stride(0) == 0:
-            return Matrix(name, offset // parameter.stride(0), turned)
+            return Matrix(name, offset // parameter.stride(0), transposed)
         return None
 
     def matrices(self, weights: torch.Tensor) -> list[Matrix]:

@@ -5,8 +5,8 @@
           (q H) (k H)' = q k'
 
 H is block-diagonal: S / sqrt(size), S = [[S, S], [S, -S]] of half the size (Sylvester), as often as
-it fits. It is its own inverse and its own transpose. What is computed is in turning.py, which
-brings torch along; that something is to be, a file tells without it.
+it fits. It is its own inverse and its own transpose. What is computed is in online_rotation.py,
+which brings torch along; that something is to be, a file tells without it.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ class Online:
 
         weights: the block's, by checkpoint name.
         """
-        from qtool.streaming.turning import turned_inside
+        from qtool.streaming.online_rotation import rotated_inside
 
         sizes = [(view, self.inputs[name]) for name, view in weights.items() if name in self.inputs]
-        return turned_inside(sizes, self.heads.get(index))
+        return rotated_inside(sizes, self.heads.get(index))
 
 
 def block_size(width: int) -> int:

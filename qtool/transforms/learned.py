@@ -1,4 +1,4 @@
-"""Learned rotations: R1 and R2 turned, step by step, to where rounding the weights costs least.
+"""Learned rotations: R1 and R2 moved, step by step, to where rounding the weights costs least.
 
     minimize over orthogonal R    sum over matrices  u / tr(W H W') * sum over rows, groups  e(w')
     e(w') = min over c  g s^2 / 12 + sum of relu(|w'| - c)^2,    s = 2 c / (2^bits - 1)
@@ -74,8 +74,8 @@ def _cost(rows: Rows | Inputs, matrix: torch.Tensor) -> torch.Tensor:
     if isinstance(rows, Inputs):
         return rows.cost(matrix)
     vectors = rows.vectors.float()
-    turned = vectors @ matrix if rows.along else matrix.T @ vectors
-    return rows.weight * expected_cost(_grouped(turned, rows.scheme), rows.scheme.bits)
+    rotated = vectors @ matrix if rows.along else matrix.T @ vectors
+    return rows.weight * expected_cost(_grouped(rotated, rows.scheme), rows.scheme.bits)
 
 
 def _grouped(matrix: torch.Tensor, scheme: Scheme) -> torch.Tensor:
@@ -171,7 +171,7 @@ def _cayley(
     size = current.shape[0]
     direction = current.T @ gradient
     direction = direction - direction.T
-    if fixes:  # nothing turns the all-ones vector
+    if fixes:  # nothing rotates the all-ones vector
         direction = direction - direction.mean(dim=0, keepdim=True)
         direction = direction - direction.mean(dim=1, keepdim=True)
     length = float(direction.norm())
@@ -180,8 +180,8 @@ def _cayley(
     momentum = _MOMENTUM * momentum + (1 - _MOMENTUM) * direction / length
     half = 0.5 * rate * momentum
     unit = torch.eye(size, dtype=torch.float64)
-    turned = torch.linalg.solve(unit + half, unit - half)
-    return current @ turned, momentum
+    rotated = torch.linalg.solve(unit + half, unit - half)
+    return current @ rotated, momentum
 
 
 def _learn_heads(start: Rotation, rows: HeadRows, rate: float) -> tuple[Rotation, float, float]:

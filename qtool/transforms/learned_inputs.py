@@ -19,7 +19,7 @@ TOKENS = 128  # of each input
 
 @dataclass(frozen=True)
 class Inputs:
-    """Vectors that a rotation turns before they are rounded, and how much their noise counts."""
+    """Vectors that a rotation changes before they are rounded, and how much their noise counts."""
 
     vectors: torch.Tensor  # [tokens, n], float16
     weight: float
@@ -28,17 +28,17 @@ class Inputs:
     def cost(self, matrix: torch.Tensor) -> torch.Tensor:
         """With R, [n, n], or with R2, [size, size], of each head."""
         vectors = self.vectors.float()
-        turned = (vectors.reshape(-1, len(matrix)) @ matrix).reshape(vectors.shape)
-        return self.weight * noise(turned, self.rounded)
+        rotated = (vectors.reshape(-1, len(matrix)) @ matrix).reshape(vectors.shape)
+        return self.weight * noise(rotated, self.rounded)
 
 
-def noise(turned: torch.Tensor, rounded: Activations) -> torch.Tensor:
+def noise(rotated: torch.Tensor, rounded: Activations) -> torch.Tensor:
     """The mean square that rounding adds to each number of [tokens, n]."""
-    size = rounded.group_size if rounded.group_size > 0 else turned.shape[1]
+    size = rounded.group_size if rounded.group_size > 0 else rotated.shape[1]
     if not rounded.dynamic or rounded.scale == "tensor":
-        size = turned.numel()
+        size = rotated.numel()
     most = 2 ** (rounded.bits - 1) - 1
-    step: torch.Tensor = turned.reshape(-1, size).abs().amax(dim=-1) / most
+    step: torch.Tensor = rotated.reshape(-1, size).abs().amax(dim=-1) / most
     return step.square().mean() / 12
 
 

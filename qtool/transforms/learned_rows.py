@@ -43,7 +43,8 @@ class Rows:
 
 @dataclass(frozen=True)
 class HeadRows:
-    """What R2 of a block turns: values [heads * size, n], with R1 in them; the reader [out, in]."""
+    """What R2 of a block rotates: values [heads * size, n], with R1 in them; the reader [out,
+    in]."""
 
     values: torch.Tensor
     reader: torch.Tensor
@@ -68,7 +69,7 @@ def gather(
     tokens: NDArray[np.int64],
     rounded: Activations | None,
 ) -> tuple[list[list[Rows | Inputs]], dict[int, tuple[dict[str, float], Inputs | None]]]:
-    """What R1 turns, by block; how much each matrix that R2 turns counts, and what it reads."""
+    """What R1 rotates, by block; how much each matrix that R2 rotates counts, and what it reads."""
     skeleton = Skeleton.open(view.original)
     stream = skeleton.embed(tokens)
     tracer = Tracer()
@@ -185,17 +186,17 @@ def _block_rows(
         if values is not None and r2 is not None and name == values.producer:
             for start in values.starts:
                 part = matrix[start : start + values.size].numpy()
-                matrix[start : start + values.size] = torch.from_numpy(r2.turn(part.copy()))
+                matrix[start : start + values.size] = torch.from_numpy(r2.apply(part.copy()))
         yield Rows(_half(matrix[::every]), counts[name] * every, True, schemes[name])
     for name in roles.writers:
         if name not in counts:
             continue
         matrix = block.weights[name].double()
         if values is not None and r2 is not None and name == values.reader:
-            matrix = torch.from_numpy(_turn_runs(matrix.numpy(), r2))
+            matrix = torch.from_numpy(_rotate_runs(matrix.numpy(), r2))
         if name in found.online.inputs:
             online = rotations.sylvester(found.online.inputs[name])
-            matrix = torch.from_numpy(_turn_runs(matrix.numpy(), online))
+            matrix = torch.from_numpy(_rotate_runs(matrix.numpy(), online))
         size = max(1, schemes[name].group_size)
         groups = torch.arange(matrix.shape[1]) // size % every == 0
         kept = matrix[:, groups] if every > 1 else matrix
@@ -207,9 +208,11 @@ def _half(matrix: torch.Tensor) -> torch.Tensor:
     return matrix.float().contiguous().half()
 
 
-def _turn_runs(matrix: Reals, turned: Rotation) -> Reals:
-    runs = np.ascontiguousarray(matrix).reshape(-1, turned.size)
-    return np.ascontiguousarray(turned.turn(np.ascontiguousarray(runs.T)).T).reshape(matrix.shape)
+def _rotate_runs(matrix: Reals, rotation: Rotation) -> Reals:
+    runs = np.ascontiguousarray(matrix).reshape(-1, rotation.size)
+    return np.ascontiguousarray(rotation.apply(np.ascontiguousarray(runs.T)).T).reshape(
+        matrix.shape
+    )
 
 
 def head_rows(
@@ -220,15 +223,15 @@ def head_rows(
     counts: Mapping[str, float],
     inputs: Inputs | None,
 ) -> HeadRows | None:
-    """What R2 of a block turns, without its R2."""
+    """What R2 of a block rotates, without its R2."""
     values = found.blocks[index].values
     if values is None or values.producer not in counts or values.reader not in counts:
         return None
     r2 = found.r2[index]
     backwards = Rotation(r2.size, "random", matrix=np.ascontiguousarray(r2.dense().T))
     made = view.float32(values.producer).astype(np.float64)
-    rows = [backwards.turn(made[start : start + values.size].copy()) for start in values.starts]
-    read = _turn_runs(view.float32(values.reader).astype(np.float64), backwards)
+    rows = [backwards.apply(made[start : start + values.size].copy()) for start in values.starts]
+    read = _rotate_runs(view.float32(values.reader).astype(np.float64), backwards)
     return HeadRows(
         torch.from_numpy(np.concatenate(rows)).float(),
         torch.from_numpy(read).float(),

@@ -21,7 +21,9 @@ _ROWS = 1024  # of a table, looked at together
 _NOISE = 4e-6  # of the largest number in the stream: what float32 sums lose
 
 
-def prove(block: LoadedBlock, stream: Stream, turned: Rotation | None, skeleton: Skeleton) -> None:
+def prove(
+    block: LoadedBlock, stream: Stream, rotation: Rotation | None, skeleton: Skeleton
+) -> None:
     """The block of the view, given x R, must give R times what the block itself gives.
 
     skeleton: of the view in float32. The stream is then at the next block.
@@ -34,8 +36,8 @@ def prove(block: LoadedBlock, stream: Stream, turned: Rotation | None, skeleton:
     for number, hidden in enumerate(stream.hidden):
         call = stream.calls[block.index][number]
         expected = block.run(hidden, call)
-        output = changed.run(turn(hidden, turned), call)
-        far = off(output, turn(expected, turned), expected - hidden)
+        output = changed.run(rotate_states(hidden, rotation), call)
+        far = off(output, rotate_states(expected, rotation), expected - hidden)
         if not far <= 1:
             raise NotRotatableError(
                 f"{block.prefix[:-1]} gives other outputs once rotated (off by {far:.0f} times "
@@ -55,7 +57,7 @@ def check_range(view: Rotated, name: str, largest: float) -> None:
 
 
 def check_rows(exact: Rotated, name: str) -> None:
-    """check_range() of a table whose columns are turned, some rows at a time.
+    """check_range() of a table whose columns are rotated, some rows at a time.
 
     exact: the view in float32. No number is larger than its row is long, which no rotation
     changes: rows are made where that is not enough.
@@ -73,13 +75,13 @@ def check_rows(exact: Rotated, name: str) -> None:
             check_range(exact, name, float(np.abs(made).max()))
 
 
-def turn(hidden: torch.Tensor, rotation: Rotation | None) -> torch.Tensor:
+def rotate_states(hidden: torch.Tensor, rotation: Rotation | None) -> torch.Tensor:
     """x R of hidden states [..., width] in float32."""
     if rotation is None:
         return hidden
     flat = hidden.reshape(-1, hidden.shape[-1]).double().numpy()
-    turned = rotation.turn(np.ascontiguousarray(flat.T)).T
-    return torch.from_numpy(np.ascontiguousarray(turned)).float().reshape(hidden.shape)
+    rotated = rotation.apply(np.ascontiguousarray(flat.T)).T
+    return torch.from_numpy(np.ascontiguousarray(rotated)).float().reshape(hidden.shape)
 
 
 def off(output: torch.Tensor, expected: torch.Tensor, change: torch.Tensor) -> float:

@@ -29,7 +29,7 @@ from qtool.streaming.skeleton import Skeleton
 from qtool.streaming.stream import Call, LoadedBlock, Stream
 from qtool.transforms import rotation as rotations
 from qtool.transforms.fold import restored
-from qtool.transforms.proof import check_rows, off, prove, turn
+from qtool.transforms.proof import check_rows, off, prove, rotate_states
 from qtool.transforms.residual import (
     HANDS_ON,
     BlockRoles,
@@ -113,7 +113,7 @@ def _rotate(
     if not stream.layout.plain:
         raise NotRotatableError(HANDS_ON)
     width = stream.hidden[0].shape[-1]
-    outer, turned = None, None
+    outer, rotation = None, None
     if r1:
         if original.unknown:
             raise NotRotatableError(
@@ -122,37 +122,37 @@ def _rotate(
         head = _head(view)
         shape = view.tensors[head].shape if head is not None else ()
         outer = outer_roles(original, width, head, shape)
-        turned = rotations.make(_start(options), width, (options.seed, 0))
+        rotation = rotations.make(_start(options), width, (options.seed, 0))
     blocks: dict[int, BlockRoles] = {}
     r2s: dict[int, Rotation] = {}
     skeleton = Skeleton.open(search.exact)
     for index in range(original.count):
         block = original.block(index)
         found = search.tracer.sites(block, stream)
-        roles = block_roles(block, found, width) if turned is not None else BlockRoles({}, (), ())
-        if index == 0 and turned is not None and any(norm.centers for norm in roles.norms):
-            turned = rotations.fixing_ones(turned)
+        roles = block_roles(block, found, width) if rotation is not None else BlockRoles({}, (), ())
+        if index == 0 and rotation is not None and any(norm.centers for norm in roles.norms):
+            rotation = rotations.fixing_ones(rotation)
         values = _values(search, block, found, stream, skeleton) if r2 else None
         roles = BlockRoles(roles.readers, roles.norms, roles.writers, values)
         if values is not None:
             seed = (options.seed, 1, index)
             r2s[index] = rotations.make(_start(options), values.size, seed)
         blocks[index] = roles
-        partial = Rotations(turned, r2s, {index: roles}, None)
+        partial = Rotations(rotation, r2s, {index: roles}, None)
         change_all(view, changes_of(partial))
-        prove(block, stream, turned, skeleton)
+        prove(block, stream, rotation, skeleton)
     if not r2s and r2:
         left_out.append(
             "the values of attention are not rotated: no matrix was found to make them head by head"
         )
-        if turned is None:
+        if rotation is None:
             raise NotRotatableError("nothing was found to make them head by head")
     elif len(r2s) < len(blocks) and r2:
         left_out.append(f"in {len(blocks) - len(r2s)} blocks no values were found to rotate")
-    result = Rotations(turned, r2s, blocks, outer, tuple(left_out))
-    if outer is not None and turned is not None:
-        change_all(view, [outer.changes(turned)])
-        _prove_outer(view, search.exact, outer, turned, original, skeleton, tokens, stream)
+    result = Rotations(rotation, r2s, blocks, outer, tuple(left_out))
+    if outer is not None and rotation is not None:
+        change_all(view, [outer.changes(rotation)])
+        _prove_outer(view, search.exact, outer, rotation, original, skeleton, tokens, stream)
     return result
 
 
@@ -233,7 +233,7 @@ def _prove_outer(
     view: Rotated,
     exact: Rotated,
     outer: OuterRoles,
-    turned: Rotation,
+    rotation: Rotation,
     original: Skeleton,
     skeleton: Skeleton,
     tokens: Any,
@@ -241,7 +241,7 @@ def _prove_outer(
 ) -> None:
     """Embedding, last norm and some rows of the head, in the same way."""
     before, after = original.embed(tokens).hidden[0], skeleton.embed(tokens).hidden[0]
-    if not off(after, turn(before, turned), before) <= 1:
+    if not off(after, rotate_states(before, rotation), before) <= 1:
         raise NotRotatableError("what enters the blocks is not the rotated embedding")
     for name in (*outer.embeddings, outer.head):
         check_rows(exact, name)
@@ -270,7 +270,7 @@ def _prove_outer(
     last = stream.hidden[0]
     unchanged = _Unchanged(view)
     expected = logits(unchanged, last)
-    if not off(logits(exact, turn(last, turned)), expected, expected) <= 1:
+    if not off(logits(exact, rotate_states(last, rotation)), expected, expected) <= 1:
         raise NotRotatableError("the head gives other logits once rotated")
 
 

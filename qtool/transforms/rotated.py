@@ -57,7 +57,7 @@ class Norm:
 
 @dataclass(frozen=True)
 class Heads:
-    """Rows of a matrix that a rotation turns, a run of them for each head."""
+    """Rows of a matrix that a rotation changes, a run of them for each head."""
 
     rotation: Rotation
     starts: tuple[int, ...]
@@ -65,7 +65,7 @@ class Heads:
 
 @dataclass(frozen=True)
 class Change:
-    """What becomes of one tensor: scaled columns, then turned columns, then turned rows.
+    """What becomes of one tensor: scaled columns, then rotated columns, then rotated rows.
 
     A vector is a matrix of one column.
     """
@@ -164,11 +164,11 @@ class Rotated(View):
         found = np.empty((stop - start, *info.shape[1:]), np.float32)
         for at in range(start, stop, _ROWS):
             end = min(at + _ROWS, stop)
-            found[at - start : end - start] = self._turn_columns(name, change, at, end)
+            found[at - start : end - start] = self._rotate_columns(name, change, at, end)
         return found[first - start : last - start]
 
     def _whole(self, name: str, change: Change) -> NDArray[np.float32]:
-        """A tensor whose rows are mixed: columns are turned first, a few rows at a time."""
+        """A tensor whose rows are mixed: columns are rotated first, a few rows at a time."""
         info = self.tensors[name]
         matrix = np.empty((info.shape[0], prod(info.shape[1:])), np.float32)
         for at in range(0, info.shape[0], _ROWS):
@@ -176,7 +176,7 @@ class Rotated(View):
             if len(info.shape) == 1:
                 matrix[at:end, 0] = self._values(name, at, end)
             else:
-                matrix[at:end] = self._turn_columns(name, change, at, end)
+                matrix[at:end] = self._rotate_columns(name, change, at, end)
         gain = None if change.divide is None else self.gain(change.divide)[:, None]
         step = max(1, _PART_NUMBERS // matrix.shape[0])
         step = -(-step // _ROWS) * _ROWS
@@ -188,24 +188,24 @@ class Rotated(View):
                 size = change.row_heads.rotation.size
                 for start in change.row_heads.starts:
                     rows = part[start : start + size].copy()
-                    part[start : start + size] = change.row_heads.rotation.turn(rows)
+                    part[start : start + size] = change.row_heads.rotation.apply(rows)
             if change.rows is not None:
-                part = change.rows.turn(part)
+                part = change.rows.apply(part)
             matrix[:, at : at + step] = part
         return matrix.reshape(info.shape)
 
-    def _turn_columns(self, name: str, change: Change, first: int, last: int) -> Reals:
-        """Rows of a matrix with their columns scaled and turned, [last - first, in]."""
+    def _rotate_columns(self, name: str, change: Change, first: int, last: int) -> Reals:
+        """Rows of a matrix with their columns scaled and rotated, [last - first, in]."""
         values = self._values(name, first, last).astype(np.float64)
         if change.gain is not None:
             values *= self.gain(change.gain)
         if change.columns is not None:
-            values = change.columns.turn(np.ascontiguousarray(values.T)).T
+            values = change.columns.apply(np.ascontiguousarray(values.T)).T
         if change.column_heads is not None:
             size = change.column_heads.size
             runs = np.ascontiguousarray(values).reshape(-1, size)
-            turned = change.column_heads.turn(np.ascontiguousarray(runs.T)).T
-            values = np.ascontiguousarray(turned).reshape(values.shape)
+            rotated = change.column_heads.apply(np.ascontiguousarray(runs.T)).T
+            values = np.ascontiguousarray(rotated).reshape(values.shape)
         return values
 
     def unchanged_rows(self, name: str, first: int, last: int) -> NDArray[np.float32]:

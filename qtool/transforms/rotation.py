@@ -1,4 +1,4 @@
-"""Orthogonal matrices R that turn vectors, x -> x R, and how one is chosen.
+"""Orthogonal matrices R that rotate vectors, x -> x R, and how one is chosen.
 
     hadamard    R = D H / sqrt(n): D random signs, H a Hadamard matrix, for sizes that have one
     random      R of the QR decomposition of a matrix of normal numbers
@@ -32,7 +32,7 @@ class Rotation:
     matrix: Reals | None = None  # [n, n], of the others
     reflected: Reals | None = None  # [n], the w of the reflection that follows
 
-    def turn(self, columns: Reals) -> Reals:
+    def apply(self, columns: Reals) -> Reals:
         """R' X of X [n, N]: each column is a vector x, and becomes x R."""
         found = self._plain(columns)
         if self.reflected is not None:
@@ -49,7 +49,7 @@ class Rotation:
 
     def dense(self) -> Reals:
         """R itself, [n, n]."""
-        return np.ascontiguousarray(self.turn(np.eye(self.size)).T)
+        return np.ascontiguousarray(self.apply(np.eye(self.size)).T)
 
     def describe(self) -> str:
         """For people and provenance: hadamard 576 = 36 x 16."""
@@ -112,7 +112,7 @@ def fixing_ones(rotation: Rotation) -> Rotation:
     """The rotation followed by the reflection that brings the all-ones vector back."""
     size = rotation.size
     unit = np.full((size, 1), 1 / np.sqrt(size))
-    off = (rotation.turn(unit) - unit)[:, 0]
+    off = (rotation.apply(unit) - unit)[:, 0]
     length = float(np.sqrt((off * off).sum()))
     if length < 1e-12:
         return rotation

@@ -10,7 +10,7 @@ from typing import Any
 from qtool.checkpoints.decoder_names import SAVE_WITH_HEAD, has_parts, name_alone, sees
 from qtool.checkpoints.fused_experts import PARTS, WHOLE, stack_of
 from qtool.checkpoints.hf_config import count
-from qtool.checkpoints.roles import is_turn
+from qtool.checkpoints.roles import is_rotation
 from qtool.errors import QtoolError
 from qtool.formats.layer_names import experts_of, is_head
 from qtool.gguf.architectures import TABLE, Architecture, variant
@@ -381,6 +381,6 @@ def _welcome(name: str) -> bool:
         or is_head(name.removesuffix(".weight"))  # looked at by the check of heads
         or "mtp." in name
         or of_attention(name)
-        or is_turn(name)
+        or is_rotation(name)
         or packed_part(name) is not None  # looked at below
     )

@@ -156,13 +156,13 @@ def _rotary(text: Mapping[str, Any], known: bool, still_at_0: bool) -> Iterator[
     inner = {f"{key}.{kind}": one for kind, one in said.items() if isinstance(one, Mapping)}
     nested = all(one is None or isinstance(one, Mapping) for one in said.values())
     parts = inner if inner and nested else {key: said}
-    turned = text.get("position_embedding_type") != "nope"
+    rotary = text.get("position_embedding_type") != "nope"
     for where, part in parts.items():
         yield from _rotary_kind(where, part, known)
-        if "rope_theta" in part and (turned or part["rope_theta"] is not None):
+        if "rope_theta" in part and (rotary or part["rope_theta"] is not None):
             yield from _theta(f"{where}.rope_theta", part["rope_theta"], known, still_at_0)
     inside = all("rope_theta" in part for part in parts.values())
-    if "rope_theta" in text and not inside and (turned or text["rope_theta"] is not None):
+    if "rope_theta" in text and not inside and (rotary or text["rope_theta"] is not None):
         yield from _theta("rope_theta", text["rope_theta"], known, still_at_0)
     for key in _BASES:
         if is_number(text.get(key)):

@@ -8,7 +8,7 @@ from typing import Any
 
 from qtool.artifacts.stored_config import quantization_config
 from qtool.errors import UnsupportedError
-from qtool.formats.compressed_tensors_transforms import KEY, turns
+from qtool.formats.compressed_tensors_transforms import KEY, online_rotations
 from qtool.verification.config import conversions
 from qtool.verification.finding import Finding
 from qtool.verification.subject import Subject
@@ -52,10 +52,10 @@ def check_online(subject: Subject) -> Iterator[Finding]:
 
 def _stated(subject: Subject) -> dict[str, Any]:
     """Sizes of R3 and R4 as the config has them, in the words of qtool.json."""
-    if not turns(quantization_config(subject.artifact.checkpoint)):
+    if not online_rotations(quantization_config(subject.artifact.checkpoint)):
         return dict.fromkeys(_WHAT)
     # They need torch, which a look at an artifact without rotations does not.
-    from qtool.quality.engine_turns import online_of
+    from qtool.quality.engine_rotations import online_of
     from qtool.transforms.rotations import sizes
 
     found = online_of(subject.artifact, subject.infos)

@@ -33,9 +33,9 @@ class Numbers:
         return self.values
 
 
-@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("dtype", ["BF16", "F16", "F32"])
-def test_dense_parts_count_in_what_is_lost(dtype: str, turned: bool) -> None:
+def test_dense_parts_count_in_what_is_lost(dtype: str, transposed: bool) -> None:
     """One expert of an odd size, whose gate is quantized, and whose up lies in bfloat16."""
     draw = np.random.default_rng(0)
     gate, up = (draw.normal(size=(3, 5)).astype(np.float32) for _ in range(2))
@@ -45,12 +45,12 @@ def test_dense_parts_count_in_what_is_lost(dtype: str, turned: bool) -> None:
         Tensor("gate", (3, 5), "I32", "w4", read=lambda: Numbers(gate)),
         Tensor("up", (3, 5), "BF16", "BF16", raw=lambda: raw),
     )
-    shape = (1, 5, 6) if turned else (1, 6, 5)
-    whole = Tensor("both", shape, "I32", "BF16 and w4", parts=(parts,), transposed=turned)
+    shape = (1, 5, 6) if transposed else (1, 6, 5)
+    whole = Tensor("both", shape, "I32", "BF16 and w4", parts=(parts,), transposed=transposed)
     sums = Squares()
     found = np.concatenate([*fused.pieces(whole, dtype, sums)])
     both = np.concatenate([gate, up])[None]
-    expected = both.swapaxes(1, 2) if turned else both
+    expected = both.swapaxes(1, 2) if transposed else both
     assert found.tobytes() == from_float32(expected, dtype, "both").tobytes()
     lost = np.linalg.norm(to_float32(found, dtype, expected.shape) - expected)
     assert sums.relative_error == pytest.approx(lost / np.linalg.norm(expected), rel=1e-5)
@@ -79,8 +79,8 @@ def test_a_square_matrix_is_not_turned() -> None:
         assert all(one.matrix in ((inner, 64), (64, inner)) for one in found)
         return {one.name.rpartition(".")[2]: (one.shape, one.transposed) for one in found}
 
-    turned, square = tensors(48), tensors(32)
-    assert turned == {"gate_up_proj": ((2, 64, 96), True), "down_proj": ((2, 48, 64), True)}
+    transposed, square = tensors(48), tensors(32)
+    assert transposed == {"gate_up_proj": ((2, 64, 96), True), "down_proj": ((2, 48, 64), True)}
     assert square == {"gate_up_proj": ((2, 64, 64), False), "down_proj": ((2, 64, 32), False)}
 
 

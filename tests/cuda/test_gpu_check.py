@@ -264,8 +264,8 @@ def test_races_are_looked_for_where_memory_is_shared(check: object) -> None:
     told = given[given.index("--kernel-name") + 1].removeprefix("regex=")
     headers = {path.name: path.read_text() for path in compiling.folders()[0].glob("*.h")}
     sharing = {name for name, text in headers.items() if "  Shared<" in text}
-    assert sharing == {"encode.h", "gemv.h", "pack.h", "turned.h"}
+    assert sharing == {"encode.h", "gemv.h", "pack.h", "transposed.h"}
     for kernel in ("measure_squares", "gemv_q4_k", "gemv_sum", "pack_rows_4"):
         assert re.match(told, kernel), kernel
-    for kernel in ("dequantize_across_4_f16", "dequantize_columns_3_bf16"):  # of turned.h
+    for kernel in ("dequantize_across_4_f16", "dequantize_columns_3_bf16"):  # of transposed.h
         assert re.match(told, kernel), kernel

@@ -28,7 +28,7 @@ def apart(kind: str, name: str, *shape: int) -> dict[str, tuple[int, ...]]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "name", "shape", "turned"),
+    ("kind", "name", "shape", "transposed"),
     [
         ("falcon_mamba", "backbone.layers.0.mixer.conv1d.weight", (8, 4, 1), True),
         ("lfm2", "model.layers.0.conv.conv.weight", (8, 3, 1), True),
@@ -38,9 +38,9 @@ def apart(kind: str, name: str, *shape: int) -> dict[str, tuple[int, ...]]:
         ("mamba", "backbone.layers.0.mixer.conv1d.weight", (8, 4), False),
     ],
 )
-def test_convolutions(kind: str, name: str, shape: tuple[int, ...], turned: bool) -> None:
+def test_convolutions(kind: str, name: str, shape: tuple[int, ...], transposed: bool) -> None:
     """Of classes that change nothing else."""
-    assert apart(kind, name, *shape) == {name: (shape[0], 1, shape[1]) if turned else shape}
+    assert apart(kind, name, *shape) == {name: (shape[0], 1, shape[1]) if transposed else shape}
 
 
 def test_names() -> None:
@@ -97,7 +97,7 @@ def test_a_scale_of_each_expert(tmp_path: Path) -> None:
 
 
 def test_numbers_that_mlx_lm_changed(tmp_path: Path) -> None:
-    """A convolution that is turned tells: norms of Qwen3-Next have 1 added beside it."""
+    """A convolution that is transposed tells: norms of Qwen3-Next have 1 added beside it."""
     name = "model.layers.0.linear_attn"
     tensors = {
         f"{name}.in_proj_qkvz.weight": np.zeros((2, 4), np.uint32),

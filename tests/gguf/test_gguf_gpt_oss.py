@@ -1,4 +1,5 @@
-"""gpt-oss as GGUF: experts in MXFP4 or in turns and transposed, their biases, what is refused."""
+"""gpt-oss as GGUF: experts in MXFP4 or interleaved and transposed, their biases, what is
+refused."""
 
 from pathlib import Path
 from typing import Any

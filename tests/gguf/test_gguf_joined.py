@@ -55,7 +55,7 @@ def test_keys_and_values_of_latents(keys: str, values: str) -> None:
     k = tensor("k", random(heads, latents, 32), keys)
     v = tensor("v", random(heads, 5, latents), values)
     parts = [
-        Part(k, Module("k", within="kv", cut=Cut(heads, 37, 0, 32, turned=True)), 1),
+        Part(k, Module("k", within="kv", cut=Cut(heads, 37, 0, 32, transposed=True)), 1),
         Part(v, Module("v", within="kv", cut=Cut(heads, 37, 32, 37)), 1),
     ]
     expected = np.concatenate([numbers(k).swapaxes(1, 2), numbers(v)], axis=1)
@@ -69,7 +69,7 @@ def test_keys_and_values_of_latents(keys: str, values: str) -> None:
 @pytest.mark.parametrize("kind", ["F32", "Q4_0"])
 @pytest.mark.parametrize("maps", [(FIRST_HALF, SECOND_HALF), (EVEN_ROWS, ODD_ROWS)])
 def test_gate_and_up_of_experts(maps: tuple[RowMap, RowMap], kind: str) -> None:
-    """Halves of each expert, or rows in turns; blocks stay what they are."""
+    """Halves of each expert, or interleaved rows; blocks stay what they are."""
     gate, up = (tensor(name, random(3, 4, 32) + n, kind) for n, name in enumerate("gu"))
     parts = [
         Part(one, Module(one.name, rows, within="gu"), 3)
@@ -88,11 +88,11 @@ def test_gate_and_up_of_experts(maps: tuple[RowMap, RowMap], kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["F32", "F16", "Q8_0"])
 def test_experts_that_are_transposed(kind: str) -> None:
-    """Llama 4's gate beside up, and gpt-oss' in turns: [experts, width, 2 * inner]."""
+    """Llama 4's gate beside up, and gpt-oss' interleaved: [experts, width, 2 * inner]."""
     gate, up = (tensor(name, random(2, 4, 32) + n, kind) for n, name in enumerate("gu"))
     for maps in ((FIRST_HALF, SECOND_HALF), (EVEN_ROWS, ODD_ROWS)):
         parts = [
-            Part(one, Module(one.name, rows, within="gu", cut=Cut(turned=True)), 2)
+            Part(one, Module(one.name, rows, within="gu", cut=Cut(transposed=True)), 2)
             for one, rows in zip((gate, up), maps, strict=True)
         ]
         whole = joined(parts, "gu", "here")
@@ -103,10 +103,10 @@ def test_experts_that_are_transposed(kind: str) -> None:
         assert np.array_equal(in_pieces(whole, 7), expected.reshape(2, 32, 8))
 
 
-def test_biases_of_experts_in_turns() -> None:
+def test_biases_of_interleaved_experts() -> None:
     gate, up = (tensor(name, random(3, 5) + n) for n, name in enumerate("gu"))
     parts = [
-        Part(one, Module(one.name, rows, within="gu", cut=Cut(turned=True)), 3, bias=True)
+        Part(one, Module(one.name, rows, within="gu", cut=Cut(transposed=True)), 3, bias=True)
         for one, rows in zip((gate, up), (EVEN_ROWS, ODD_ROWS), strict=True)
     ]
     whole = joined(parts, "gu", "here")

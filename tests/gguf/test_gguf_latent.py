@@ -70,7 +70,7 @@ def test_parts_of_matrices(bytes_at_once: int, monkeypatch: pytest.MonkeyPatch) 
     for cut, expected in (
         (Cut(3, 5, 0, 2), whole[:, :2]),
         (Cut(3, 5, 2, 5), whole[:, 2:]),
-        (Cut(3, 5, 1, 4, turned=True), whole[:, 1:4].swapaxes(1, 2)),
+        (Cut(3, 5, 1, 4, transposed=True), whole[:, 1:4].swapaxes(1, 2)),
     ):
         stretch, found = cut_out(lambda a, b: raw[a:b], info, cut)
         assert found.shape == expected.shape
@@ -78,7 +78,7 @@ def test_parts_of_matrices(bytes_at_once: int, monkeypatch: pytest.MonkeyPatch) 
         for start, stop in ((0, wanted.nbytes), (6, 6), (14, 38), (30, wanted.nbytes)):
             assert np.array_equal(stretch(start, stop), wanted[start:stop])
     axes = TensorInfo("w", "F16", (3, 5, 7), 0, raw.nbytes)
-    stretch, found = cut_out(lambda a, b: raw[a:b], axes, Cut(turned=True))
+    stretch, found = cut_out(lambda a, b: raw[a:b], axes, Cut(transposed=True))
     assert found.shape == (3, 7, 5)
     assert np.array_equal(stretch(0, raw.nbytes).view(np.float16).reshape(3, 7, 5),
                           whole.swapaxes(1, 2))  # fmt: skip
@@ -164,7 +164,7 @@ _REFUSED: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"index_head_dim": 96}, "index_head_dim is 96, and it turns keys of a multiple of 64"),
+        ({"index_head_dim": 96}, "index_head_dim is 96, and it rotates keys of a multiple of 64"),
         ({"indexer_types": ["shared", *["full"] * 3]}, "the first block is shared"),
         ({"index_topk_pattern": "SFFF", "indexer_types": None}, "the first block is shared"),
         ({"indexer_types": ["full"]}, "not a list of 4 words"),

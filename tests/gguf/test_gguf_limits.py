@@ -104,8 +104,8 @@ def test_gpt2_as_it_was_released(tmp_path: Path) -> None:
     assert before == [t.read(0, t.rows).tobytes() for t in after.tensors]
     assert after.dropped == (("h.0.attn.bias", "llama.cpp computes it itself"),)
     up = next(t for t in after.tensors if t.name == "blk.1.ffn_up.weight")
-    turned = np.ascontiguousarray(state["h.1.mlp.c_fc.weight"].T)
-    assert up.read(0, up.rows).tobytes() == turned.tobytes()
+    transposed = np.ascontiguousarray(state["h.1.mlp.c_fc.weight"].T)
+    assert up.read(0, up.rows).tobytes() == transposed.tobytes()
 
 
 def test_another_epsilon_of_falcon_mamba_is_told(tmp_path: Path) -> None:

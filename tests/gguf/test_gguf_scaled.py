@@ -297,7 +297,7 @@ def test_a_plan_counts_the_record_of_scales(
 
 def test_what_does_not_go_together(models: Path, sets: list[str], tmp_path: Path) -> None:
     for chosen, why in (
-        (["transforms=[smooth, rotate]"], "rotate turns the whole network and comes first"),
+        (["transforms=[smooth, rotate]"], "rotate changes the whole network and comes first"),
         (["transforms=[smooth, smooth]"], "smooth is there more than once"),
         (["type=f16", "transforms=[awq]"], "type f16 has no such groups"),
         (["type=tq1_0", "transforms=[smooth]", "smooth.alpha=search"], "type tq1_0 has no such"),

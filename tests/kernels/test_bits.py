@@ -75,8 +75,8 @@ def test_packing_leaves_its_input_alone() -> None:
 @pytest.mark.parametrize("shape", [(1, 1), (3, 5), (1024, 1025), (2049, 7)])
 def test_transpose(shape: tuple[int, int]) -> None:
     matrix = np.arange(shape[0] * shape[1], dtype=np.int32).reshape(shape)
-    turned = bits.transpose(matrix)
-    assert turned.flags.c_contiguous and np.array_equal(turned, matrix.T)
+    transposed = bits.transpose(matrix)
+    assert transposed.flags.c_contiguous and np.array_equal(transposed, matrix.T)
 
 
 def test_reorder_and_its_inverse() -> None:

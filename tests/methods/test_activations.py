@@ -13,7 +13,7 @@ from qtool.gguf_types import TENSOR_TYPES
 from qtool.methods import activations
 from qtool.quality.engine_inputs import of_block_type
 from qtool.quality.rounded_inputs import RoundedInputs
-from qtool.streaming.turning import turned
+from qtool.streaming.online_rotation import rotated
 
 Function = Callable[[np.ndarray], np.ndarray]
 
@@ -193,7 +193,7 @@ ALL += [activations.stored_whole_numbers(8, 0.3, 1.0), activations.stored_fp8(0.
 ALL += [activations.nvfp4(0.3), activations.microscaling(8), activations.microscaling(4)]
 ALL += [activations.llm_int8(6.0), activations.kept_as_it_comes(4), activations.Q8_OF_32]
 ALL += [activations.kept_of_heads(8, kind, (0.3,)) for kind in ("float", "int")]
-ALL += [activations.Q8_OF_256, activations.Rounding("turned", lambda x: turned(x, 8))]
+ALL += [activations.Q8_OF_256, activations.Rounding("rotated", lambda x: rotated(x, 8))]
 
 
 @pytest.mark.parametrize("rounding", ALL, ids=lambda rounding: rounding.name)

@@ -102,7 +102,7 @@ def test_what_each_expert_reads(name: str, models: dict[str, Path]) -> None:
             sites = [site for site in tracer.sites(block, stream).sites if site.stacked]
             stats = collect(block, stream, sites, {"gram", "square"}, workers)
             for site in sites:
-                assert site.expert is not None and site.matrix.turned
+                assert site.expert is not None and site.matrix.transposed
                 rows = expected[site.names[0]][site.expert]
                 own = stats[site.id]
                 assert own.count == len(rows) and own.gram is not None and own.square is not None

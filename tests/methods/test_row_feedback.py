@@ -165,7 +165,7 @@ def test_rows_of_a_gguf_in_another_order(
 
 
 @pytest.mark.parametrize(
-    ("origin", "matrices", "turned", "name"),
+    ("origin", "matrices", "transposed", "name"),
     [
         (("a",), 1, None, "a"),
         (("a",), 1, True, None),
@@ -179,13 +179,13 @@ def test_rows_of_a_gguf_in_another_order(
 def test_what_a_part_of_a_gguf_tensor_is_of(
     origin: tuple[str, ...],
     matrices: int,
-    turned: bool | None,
+    transposed: bool | None,
     name: str | None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The second matrix of a stack of experts, one of a stack that is one tensor of the checkpoint,
-    there turned, or with others beside it."""
-    cut = None if turned is None else SimpleNamespace(only_turned=turned)
+    there transposed, or with others beside it."""
+    cut = None if transposed is None else SimpleNamespace(only_transposed=transposed)
     tensor: Any = SimpleNamespace(source=SimpleNamespace(origin=origin, cut=cut))
     monkeypatch.setattr(swept_site, "matrices_of", lambda _: (matrices, 8))
     part = swept_site.Part(tensor, matrices - 1, 0)

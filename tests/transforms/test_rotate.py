@@ -75,7 +75,7 @@ def test_a_rotation_can_fix_the_ones(kind: str) -> None:
     assert np.abs(dense.sum(axis=0) - 1).max() < 1e-13
     # Columns alone are what they are among others, to the bit.
     x = np.random.default_rng(0).standard_normal((576, 130))
-    assert np.array_equal(fixed.turn(x)[:, 70:71], fixed.turn(np.ascontiguousarray(x[:, 70:71])))
+    assert np.array_equal(fixed.apply(x)[:, 70:71], fixed.apply(np.ascontiguousarray(x[:, 70:71])))
 
 
 @pytest.mark.parametrize("name", arch_models.CONFIGS)
@@ -92,8 +92,8 @@ def test_rotating_changes_no_logits(name: str, models: Path) -> None:
         assert found.r1 is not None and found.r1.size == 64 and not found.left_out
         assert (found.r1.reflected is not None) == (name in CENTERED)
     assert difference(logits(source), logits(view)) < 2e-6
-    turned = [n for n in view.changes if view.changes[n].fill is None and n in source.tensors]
-    for tensor in turned:
+    changed = [n for n in view.changes if view.changes[n].fill is None and n in source.tensors]
+    for tensor in changed:
         if "bias" not in tensor:
             assert not np.array_equal(view.float32(tensor), source.float32(tensor)), tensor
 
@@ -239,7 +239,7 @@ def test_what_a_rotation_does_not_go_with(models: Path, tmp_path: Path) -> None:
     stats.write_bytes(b"")
     with pytest.raises(UnsupportedError, match="statistics are of the model as it was"):
         quantizing.quantize(source.path, "w4-gptq-rotated", tmp_path / "out", stats=stats)
-    with pytest.raises(RecipeError, match="rotate turns the whole network and comes first"):
+    with pytest.raises(RecipeError, match="rotate changes the whole network and comes first"):
         recipes.load("w4-gptq-rotated", ["transforms=[awq, rotate]"])
     with pytest.raises(RecipeError, match="r1, r2, r3 and r4 are all false"):
         recipes.load("w4-gptq-rotated", ["rotate.r1=false", "rotate.r2=false"])

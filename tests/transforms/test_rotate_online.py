@@ -22,9 +22,9 @@ from qtool.formats.compressed_tensors_targets import targets_of
 from qtool.quality.weights import ArtifactWeights, open_weights
 from qtool.recipe import recipe as recipes
 from qtool.recipe.rotate import RotateOptions
+from qtool.streaming import online_rotation
 from qtool.streaming.online import Online
 from qtool.streaming.skeleton import Skeleton
-from qtool.streaming.turning import turned
 from qtool.streaming.workers import Workers
 from qtool.texts.calibration import calibration_tokens
 from qtool.transforms import rotate, rotated, smooth_attention
@@ -50,9 +50,9 @@ def test_the_product_is_sylvesters(size: int) -> None:
         whole = np.block([[whole, whole], [whole, -whole]])
     x = np.random.default_rng(0).standard_normal((3, 5, 2 * size)).astype(np.float32)
     wanted = (x.reshape(3, 5, 2, size).astype(np.float64) @ whole / np.sqrt(size)).reshape(x.shape)
-    found = turned(torch.from_numpy(x), size).numpy()
+    found = online_rotation.rotated(torch.from_numpy(x), size).numpy()
     assert np.abs(found - wanted).max() < 2e-6
-    assert np.abs(turned(torch.from_numpy(found), size).numpy() - x).max() < 4e-6
+    assert np.abs(online_rotation.rotated(torch.from_numpy(found), size).numpy() - x).max() < 4e-6
 
 
 @pytest.mark.parametrize(
@@ -326,7 +326,10 @@ def test_scales_of_keys_are_chosen_before_r3_and_those_of_the_cache_measured_aft
                 stream.hidden[number] = block.run(hidden, stream.calls[index][number])
             if index == 1:
                 keys = watch.seen[0][1]
-                for r3, k in (("true", turned(keys.contiguous(), 8)), ("false", keys)):
+                for r3, k in (
+                    ("true", online_rotation.rotated(keys.contiguous(), 8)),
+                    ("false", keys),
+                ):
                     largest[r3] = max(largest[r3], float(k.abs().max()))
     assert largest["true"] != pytest.approx(largest["false"], rel=0.01)
     for r3, folder in made.items():

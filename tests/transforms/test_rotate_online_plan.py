@@ -9,7 +9,7 @@ from qtool import hub
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.cli.main import app
 from qtool.errors import FormatError
-from qtool.formats.compressed_tensors_transforms import turns
+from qtool.formats.compressed_tensors_transforms import online_rotations
 from qtool.planning.plan import make_plan
 from qtool.recipe import recipe as recipes
 from qtool.recipe.rotate import RotateOptions
@@ -55,6 +55,11 @@ def test_who_rotates_what_is_left_to_the_engine() -> None:
 
 def test_an_empty_table_is_none() -> None:
     """As llm-compressor writes one where nothing is rotated."""
-    assert turns({"transform_config": {}}) == turns({"transform_config": None}) == turns({}) == ()
+    assert (
+        online_rotations({"transform_config": {}})
+        == online_rotations({"transform_config": None})
+        == online_rotations({})
+        == ()
+    )
     with pytest.raises(FormatError, match="transform_config has no config_groups"):
-        turns({"transform_config": {"R4": {}}})
+        online_rotations({"transform_config": {"R4": {}}})

@@ -22,8 +22,8 @@ _BARE = ((".weight", ""),)
 
 def _cut(module: Module, config: Config) -> Module:
     inner = count(config, "intermediate_size")
-    turned = module.called == "ffn_down_exps"
-    return replace(module, cut=Cut(count(config, "num_experts"), inner, 0, inner, turned))
+    transposed = module.called == "ffn_down_exps"
+    return replace(module, cut=Cut(count(config, "num_experts"), inner, 0, inner, transposed))
 
 
 def _experts(name: str, called: str, *shape: str) -> Module:

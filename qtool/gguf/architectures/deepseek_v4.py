@@ -20,7 +20,7 @@ from qtool.errors import SourceError
 from qtool.formats.gguf_values import Kind, Value, array, u32
 from qtool.gguf.architectures import limits, sparse_keys
 from qtool.gguf.architectures.hy_v4 import BOUND, bounded
-from qtool.gguf.architectures.indexed import INDEXER_COUNTS, whole_turns
+from qtool.gguf.architectures.indexed import INDEXER_COUNTS, whole_rotations
 from qtool.gguf.architectures.keys import MOE, Key
 from qtool.gguf.architectures.modules import ENDS, Module, before, in_blocks, since
 from qtool.gguf.architectures.row import Architecture
@@ -278,7 +278,7 @@ DEEPSEEK_V4: dict[str, Architecture] = {
         rope=("default", "yarn"), yarn=True, names="glm-dsa", needs_head=True, bare=True,
         settle=_settle,
         refuse=(_known, _known_ratios, _some_chosen, _hashed_first, _known_rope, bounded,
-                whole_turns,
+                whole_rotations,
                 limits.chosen_add_up(True), limits.no_biases("mlp_bias"),
                 limits.taken(("scoring_func", "sqrtsoftplus"), ("topk_method", "noaux_tc"))),
         warn=(),

@@ -90,7 +90,7 @@ def _part(at: str, keys: bool) -> Any:
             for name in ("num_attention_heads", "qk_nope_head_dim", "v_head_dim")
         )
         both = plain + values
-        cut = Cut(heads, both, 0, plain, turned=True) if keys else Cut(heads, both, plain, both)
+        cut = Cut(heads, both, 0, plain, transposed=True) if keys else Cut(heads, both, plain, both)
         return replace(module, cut=cut)
 
     return fit

@@ -1,7 +1,7 @@
-"""gpt-oss: experts with biases, gate and up in turns in one tensor, and sinks for attention.
+"""gpt-oss: experts with biases, gate and up interleaved in one tensor, and sinks for attention.
 
-checkpoint  experts.gate_up_proj [experts, width, 2 * inner]: columns of gate and up in turns
-            or its MXFP4, ..._blocks and ..._scales, with rows in turns
+checkpoint  experts.gate_up_proj [experts, width, 2 * inner]: columns of gate and up interleaved
+            or its MXFP4, ..._blocks and ..._scales, with rows interleaved
 gguf        ffn_gate_exps, ffn_up_exps [experts, inner, width]
 """
 
@@ -20,7 +20,7 @@ _STORED = ((".weight", ""), (".bias", "_bias"))  # parameters that are no weight
 
 def _expert(name: str, stored: str, rows: RowMap | None = None) -> Module:
     return Module(
-        _EXPERTS + name, rows, within=_EXPERTS + stored, ends=_STORED, cut=Cut(turned=True),
+        _EXPERTS + name, rows, within=_EXPERTS + stored, ends=_STORED, cut=Cut(transposed=True),
         packed=True,
     )  # fmt: skip
 

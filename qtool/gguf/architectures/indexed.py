@@ -25,7 +25,7 @@ from qtool.gguf.architectures.sparse import CHOICE_BIAS
 from qtool.gguf.architectures.sparse_keys import PREDICTS, blocks_with, with_own
 
 _AHEAD = "num_nextn_predict_layers"
-_ROTATED = 64  # elements of an indexer's keys that llama.cpp turns together, at least
+_ROTATED = 64  # elements of an indexer's keys that llama.cpp rotates together, at least
 _AT = BLOCK + "self_attn.indexer."
 INDEXER = (
     Module(_AT + "wq_b", shape=("indexer's queries", "query latents")),
@@ -66,11 +66,11 @@ def known_start(config: Config) -> str | None:
     return "the first block is shared, and there is none before it to share with"
 
 
-def whole_turns(config: Config) -> str | None:
+def whole_rotations(config: Config) -> str | None:
     given = count(config, "index_head_dim")
     if given % _ROTATED == 0:
         return None
-    return f"index_head_dim is {given}, and it turns keys of a multiple of {_ROTATED}"
+    return f"index_head_dim is {given}, and it rotates keys of a multiple of {_ROTATED}"
 
 
 _PREDICTION = in_blocks(predicting, AHEAD)
@@ -87,7 +87,7 @@ _KEYS = with_own(
     PREDICTS,
     *INDEXER_COUNTS,
 )
-_REFUSE = (*REFUSE, whole_turns, limits.dense_first)
+_REFUSE = (*REFUSE, whole_rotations, limits.dense_first)
 _DEFAULTS = {
     **DEFAULTS, "first_k_dense_replace": 3, "n_routed_experts": 256, "n_shared_experts": 1,
     "num_experts_per_tok": 8, "moe_intermediate_size": 2048, "routed_scaling_factor": 2.5,

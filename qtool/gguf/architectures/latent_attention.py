@@ -48,7 +48,7 @@ def _widths(config: Config) -> tuple[int, int]:
 def _keys_of(module: Module, config: Config) -> Module:
     keys, values = _widths(config)
     heads = count(config, "num_attention_heads")
-    return replace(module, cut=Cut(heads, keys + values, 0, keys, turned=True))
+    return replace(module, cut=Cut(heads, keys + values, 0, keys, transposed=True))
 
 
 def _values_of(module: Module, config: Config) -> Module:

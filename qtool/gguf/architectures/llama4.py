@@ -39,7 +39,7 @@ def _has_none(config: Config, b: int) -> bool:
 def _expert(name: str, stored: str, rows: RowMap | None = None) -> Module:
     bare = ((".weight", ""),)
     within = f"{_AT}experts.{stored}"
-    return Module(f"{_AT}experts.{name}", rows, within=within, ends=bare, cut=Cut(turned=True))
+    return Module(f"{_AT}experts.{name}", rows, within=within, ends=bare, cut=Cut(transposed=True))
 
 
 def _mlp(prefix: str, inner: str) -> tuple[Module, ...]:

@@ -53,7 +53,7 @@ class Module:
     squeezed: bool = False  # the checkpoint has an axis of one in the middle
     # Which part of the checkpoint's tensor it is, before its rows change; of the fused one, if any.
     cut: Cut | None = None
-    turned: bool = False  # the checkpoint's matrix is transposed
+    transposed: bool = False  # the checkpoint's matrix is transposed
     folded: bool = False  # the checkpoint's is a vector, whose numbers here are in rows
     padded: str = ""  # the setting that counts its rows in a checkpoint; the others are zeros
     whole: bool = False  # whole numbers, of 64 bits in a checkpoint and 32 in a file
@@ -69,7 +69,7 @@ class Module:
     @property
     def rearranged(self) -> bool:
         """Whether the file's rows are not rows of the checkpoint's, one after another."""
-        return self.rows is not None or self.columns is not None or self.folded or self.turned
+        return self.rows is not None or self.columns is not None or self.folded or self.transposed
 
     @property
     def is_part(self) -> bool:

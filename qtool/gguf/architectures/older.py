@@ -39,11 +39,11 @@ _GPT2 = (
     _named("ln_f", "width", called="output_norm"),
     _HEAD,
     _named("h.{b}.ln_1", "width", called="attn_norm"),
-    _named("h.{b}.attn.c_attn", *_QKV, called="attn_qkv", turned=True),
-    _named("h.{b}.attn.c_proj", "width", "width", called="attn_output", turned=True),
+    _named("h.{b}.attn.c_attn", *_QKV, called="attn_qkv", transposed=True),
+    _named("h.{b}.attn.c_proj", "width", "width", called="attn_output", transposed=True),
     _named("h.{b}.ln_2", "width", called="ffn_norm"),
-    _named("h.{b}.mlp.c_fc", *_INNER, called="ffn_up", turned=True),
-    _named("h.{b}.mlp.c_proj", "width", "inner", called="ffn_down", turned=True),
+    _named("h.{b}.mlp.c_fc", *_INNER, called="ffn_up", transposed=True),
+    _named("h.{b}.mlp.c_proj", "width", "inner", called="ffn_down", transposed=True),
 )
 
 
@@ -53,7 +53,7 @@ def _by_head(module: Module, config: Config) -> Module:
 
 
 _STARCODER = (
-    *(replace(m, turned=False) for m in _GPT2 if m.called != "attn_qkv"),
+    *(replace(m, transposed=False) for m in _GPT2 if m.called != "attn_qkv"),
     _named("h.{b}.attn.c_attn", "queries, keys, values", "width", called="attn_qkv", fit=_by_head),
 )
 _BLOOM = (

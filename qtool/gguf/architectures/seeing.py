@@ -70,7 +70,7 @@ _MISTRAL = (
 )
 
 # Where all experts are in two tensors, each is transposed.
-_TURNED = tuple(replace(module, cut=Cut(turned=True)) for module in QWEN_EXPERTS)
+_TRANSPOSED = tuple(replace(module, cut=Cut(transposed=True)) for module in QWEN_EXPERTS)
 _GRANITE = DENSE["GraniteForCausalLM"]
 # Experts one by one, as Qwen3-Omni has them.
 _PLAIN = (*QWEN, *block(*QK_NORMS, "mlp.gate"), *QWEN_EXPERTS)
@@ -103,7 +103,7 @@ SEEING: dict[str, Architecture] = {
         refuse=(limits.no_biases("attention_bias"),),
     ),
     "Qwen3VLMoeForConditionalGeneration": Architecture(
-        "qwen3vlmoe", (*QWEN, *block(*QK_NORMS, "mlp.gate"), *_TURNED),
+        "qwen3vlmoe", (*QWEN, *block(*QK_NORMS, "mlp.gate"), *_TRANSPOSED),
         (*keys.MOE, sections([24, 20, 20]), _STACKED_SIGHTS),
         {"num_key_value_heads": 16, "num_experts": 60, "num_experts_per_tok": 4,
          "moe_intermediate_size": 1408, "max_position_embeddings": 128000, "rms_norm_eps": 1e-6,

@@ -103,7 +103,7 @@ def checkpoint_shape(
         return (prod(shape),)
     if module.padded:
         return (count(config, module.padded), *shape[1:])
-    if module.turned and suffix == ".weight":
+    if module.transposed and suffix == ".weight":
         return shape[::-1]
     rows, cut = module.fitted(config).rows, module.fitted(config).cut
     if rows is not None and rows.taken is not None:
@@ -115,7 +115,7 @@ def checkpoint_shape(
         shape = (shape[0], shape[1] * share, *shape[2:])
     elif cut is not None:
         matrices, height, width = shape[0], shape[1] * share, shape[2]
-        shape = (matrices, width, height) if cut.turned else (matrices, height, width)
+        shape = (matrices, width, height) if cut.transposed else (matrices, height, width)
         if cut.matrices:
             shape = (cut.matrices * cut.height, shape[2])
     return (*shape[:-1], 1, shape[-1]) if module.squeezed else shape

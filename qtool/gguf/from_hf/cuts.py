@@ -38,12 +38,12 @@ class Cut:
     height: int = 0
     first: int = 0
     last: int = 0  # 0: to the end
-    turned: bool = False
+    transposed: bool = False
 
     @property
-    def only_turned(self) -> bool:
+    def only_transposed(self) -> bool:
         """Whether each matrix is all of a stored one, transposed."""
-        return self.turned and not (self.matrices or self.first or self.last)
+        return self.transposed and not (self.matrices or self.first or self.last)
 
 
 def cut_out(stretch: Stretch, info: TensorInfo, cut: Cut) -> tuple[Stretch, TensorInfo]:
@@ -62,11 +62,11 @@ def cut_out(stretch: Stretch, info: TensorInfo, cut: Cut) -> tuple[Stretch, Tens
     matrices = cut.matrices or info.shape[0]
     stored = (matrices, prod(info.shape[:-1]) // matrices, info.shape[-1])
     rows = (cut.last or stored[1]) - cut.first
-    shape = (matrices, stored[2], rows) if cut.turned else (matrices, rows, stored[2])
+    shape = (matrices, stored[2], rows) if cut.transposed else (matrices, rows, stored[2])
     item = info.nbytes // prod(info.shape)
     parts = _Parts(stretch, stored, cut.first, rows, item, shape)
     found = TensorInfo(info.name, info.dtype, shape, 0, item * prod(shape))
-    return (parts.turned if cut.turned else parts.straight), found
+    return (parts.transposed if cut.transposed else parts.straight), found
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +84,7 @@ class _Parts:
         found = [self._run(m, a, b) for m, a, b in _ranges(start, stop, each)]
         return np.concatenate(found) if found else np.empty(0, np.uint8)
 
-    def turned(self, start: int, stop: int) -> NDArray[np.uint8]:
+    def transposed(self, start: int, stop: int) -> NDArray[np.uint8]:
         """The same of what is transposed."""
         step = self._columns * self.rows * self.item
         found = []

@@ -5,7 +5,7 @@ biases of experts.
                 ..._scales [experts, out, groups]: an exponent for each group of 32
     gguf        [experts, out, groups * 17]: the exponent, then 16 bytes, number k with k + 16
 
-Where a tensor has the rows of two matrices in turns, `share` is 2 and `half` tells which are taken.
+Where a tensor interleaves the rows of two matrices, `share` is 2 and `half` tells which are taken.
 """
 
 from dataclasses import dataclass
@@ -77,7 +77,7 @@ class Biases:
 def biases(part: Part, rows: RowMap | None) -> Biases:
     """FormatError where it is no tensor of biases."""
     stretch, info = part
-    half, share = _turn(rows)
+    half, share = _half(rows)
     fits = len(info.shape) == 2 and 0 not in info.shape and info.shape[1] % share == 0
     if not fits or info.dtype not in st.FLOAT_DTYPES:
         raise FormatError(
@@ -86,7 +86,7 @@ def biases(part: Part, rows: RowMap | None) -> Biases:
     return Biases(stretch, info, half, share)
 
 
-def _turn(rows: RowMap | None) -> tuple[int, int]:
+def _half(rows: RowMap | None) -> tuple[int, int]:
     """Which of how many matrices has a tensor's first row."""
     if rows is None:
         return 0, 1
@@ -95,7 +95,7 @@ def _turn(rows: RowMap | None) -> tuple[int, int]:
 
 def packed_rows(blocks: Part, scales: Part, rows_of: RowMap | None) -> PackedRows:
     """FormatError where the two tensors do not belong together."""
-    half, share = _turn(rows_of)
+    half, share = _half(rows_of)
     (read_blocks, one), (read_scales, other) = blocks, scales
     fits = len(one.shape) == 4 and one.shape[3] == _CODES and one.shape[:3] == other.shape
     if not fits or one.dtype != "U8" or other.dtype != "U8" or 0 in one.shape:

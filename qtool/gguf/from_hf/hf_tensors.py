@@ -117,8 +117,8 @@ class Found:
             read = whole_rows(partial(self.checkpoint.stretch, infos[0].name), infos[0])
             self._check(module, suffix, (infos[0].name,), infos[0].shape, block)
             return SourceTensor(gguf_name + suffix, infos[0].shape, I32, read, (infos[0].name,))
-        if module.turned and suffix == ".weight" and len(infos[0].shape) == 2:
-            cut = Cut(1, infos[0].shape[0], turned=True)
+        if module.transposed and suffix == ".weight" and len(infos[0].shape) == 2:
+            cut = Cut(1, infos[0].shape[0], transposed=True)
         reader = hf_rows(
             [(partial(self.checkpoint.stretch, info.name), info) for info in infos],
             stacked=stacked,

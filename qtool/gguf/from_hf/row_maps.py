@@ -87,8 +87,8 @@ def _half_of_fused(half: int) -> tuple[Map, Map]:
     return forward, inverse
 
 
-def _in_turns(half: int) -> tuple[Map, Map]:
-    """Each second row, where the checkpoint has those of gate and up in turns."""
+def _interleaved(half: int) -> tuple[Map, Map]:
+    """Each second row, where the checkpoint interleaves those of gate and up."""
 
     def forward(rows: Rows, groups: int, total: int) -> Rows:
         return 2 * rows + half
@@ -131,5 +131,5 @@ KEY_PAIRS = RowMap(_pairs, _halves, "num_key_value_heads", unit=2)
 QKV_BY_KIND = RowMap(_by_kind, _by_head, "num_attention_heads", unit=3)
 FIRST_HALF = RowMap(*_half_of_fused(0), "num_experts", share=2)
 SECOND_HALF = RowMap(*_half_of_fused(1), "num_experts", share=2)
-EVEN_ROWS = RowMap(*_in_turns(0), "num_experts", share=2)
-ODD_ROWS = RowMap(*_in_turns(1), "num_experts", share=2)
+EVEN_ROWS = RowMap(*_interleaved(0), "num_experts", share=2)
+ODD_ROWS = RowMap(*_interleaved(1), "num_experts", share=2)

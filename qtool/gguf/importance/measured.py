@@ -113,7 +113,7 @@ def matrices_reading(
     if len(seen) == 2 * matrices and all(map(is_, seen[::2], seen[1::2])):
         seen = seen[::2]  # gate and up of each expert, which read the same
     if tensor.cut is not None and tensor.cut.matrices:  # rows of a matrix, by head
-        seen = [] if tensor.cut.turned else seen * matrices
+        seen = [] if tensor.cut.transposed else seen * matrices
     fits = all(width_of(one) == tensor.in_features for one in seen)
     return seen if fits and len(seen) == matrices else []
 

@@ -133,7 +133,7 @@ def put_back(tensor: SourceTensor, module: Module, groups: int) -> NDArray[np.fl
         found[:, module.columns] = values
         values = found
     found = taken_back(values, module).reshape(tensor.shape)
-    return np.ascontiguousarray(found.T) if module.turned else found
+    return np.ascontiguousarray(found.T) if module.transposed else found
 
 
 def _stored(values: NDArray[np.float32], dtype: str, name: str) -> NDArray[np.uint8]:

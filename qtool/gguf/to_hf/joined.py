@@ -1,11 +1,11 @@
 """A tensor of the checkpoint put together of those that a GGUF file has in its place.
 
-    attn_k_b [heads, latents, keys], turned
+    attn_k_b [heads, latents, keys], transposed
     attn_v_b [heads, values, latents]              -> kv_b_proj [heads * (keys + values), latents]
     ffn_gate_exps, ffn_up_exps [experts, n, width] -> gate_up_proj [experts, 2 * n, width]
 
 The inverse of what `cuts` and `row_maps` take apart. Blocks stay blocks where all parts are of one
-type and none is turned; otherwise the whole is dequantized, a matrix at a time.
+type and none is transposed; otherwise the whole is dequantized, a matrix at a time.
 """
 
 from collections.abc import Iterator, Sequence
@@ -39,9 +39,9 @@ class Part:
     bias: bool = False
 
     @property
-    def turned(self) -> bool:
+    def transposed(self) -> bool:
         cut = self.module.cut
-        return cut is not None and cut.turned and not self.bias
+        return cut is not None and cut.transposed and not self.bias
 
     @property
     def first(self) -> int:
@@ -135,7 +135,7 @@ class _Whole:
         out = np.empty((self.height, self.type.row_bytes(self.width)), np.uint8)
         for part in self.parts:
             there, raw = part.matrix(number, plain=part.tensor.type != self.type)
-            if part.turned:
+            if part.transposed:
                 word = _WORDS[self.type.row_bytes(1)]
                 out[part.first :][: part.shape[2]].view(word)[:, there] = raw.view(word).T
             else:
@@ -154,7 +154,7 @@ def joined(parts: Sequence[Part], name: str, where: str) -> SourceTensor:
         raise FormatError(f"{where}: {shapes} are not the parts of one {name}")
     types = {part.tensor.type for part in parts}
     kept = len(types) == 1 and (
-        parts[0].tensor.type.weights == 1 or not any(one.turned for one in parts)
+        parts[0].tensor.type.weights == 1 or not any(one.transposed for one in parts)
     )
     whole = _Whole(tuple(parts), height, width, types.pop() if kept else F32)
     shape: tuple[int, ...] = (matrices, height, width)
@@ -175,7 +175,7 @@ def _biases(whole: _Whole, first: int, last: int) -> NDArray[np.uint8]:
 def _stored(part: Part) -> tuple[int, int, int]:
     """Matrices, rows and columns of the checkpoint's tensor, as this part has it."""
     matrices, rows, columns = part.shape
-    if part.turned:
+    if part.transposed:
         rows, columns = columns, rows
     cut = part.module.cut
     if cut is not None and cut.height:

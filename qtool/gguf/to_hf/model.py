@@ -117,7 +117,7 @@ def _tensors(
         for suffix, end in modules[name].ends:
             module = modules[name]
             if suffix == ".bias":
-                module = replace(module, add=0, turned=False)  # which weights are
+                module = replace(module, add=0, transposed=False)  # which weights are
             tensor = tensors.get(gguf_name + suffix)
             if tensor is None:
                 head = name in HEADS and config["tie_word_embeddings"]
@@ -202,7 +202,7 @@ def _specs(
         name, shape = named(module.within or module.name), tensor.shape
         if module.folded:
             shape = (prod(shape),)
-        elif module.turned:
+        elif module.transposed:
             shape = shape[::-1]
         elif module.squeezed and len(shape) > 1:
             shape = (*shape[:-1], 1, shape[-1])

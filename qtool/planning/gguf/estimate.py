@@ -23,7 +23,7 @@ from qtool.planning.duration import (
     FLOPS_PER_CORE,
     STARTUP_SECONDS,
     STORAGE_BYTES_PER_SECOND,
-    turning,
+    rotating,
 )
 from qtool.planning.estimate import (
     PLAIN_PROCESS_BYTES,
@@ -248,7 +248,7 @@ def run_cost(
             work += tensor.parameters / (_CHOSEN[tensor.type.name] * 1e6)
         seconds += work / cores
     if rotates:
-        seconds += turning(sum(tensor.parameters for tensor in tensors))
+        seconds += rotating(sum(tensor.parameters for tensor in tensors))
     if shapes is None:
         return memory, round(seconds, 1)
     flops = 0.0

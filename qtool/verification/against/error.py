@@ -39,8 +39,8 @@ def check_errors(subject: Subject, compared: Sequence[Compared]) -> Iterator[Fin
     thinned = [c.name for c in quantized if c.pruned and c.error <= LOST]
     yield from pruned.told(CHECK, thinned)
     quantized = [c for c in quantized if c.name not in thinned]
-    turned = rotated(subject)
-    off = {} if turned else single_scales.by_matrix(compared)
+    rotation = rotated(subject)
+    off = {} if rotation else single_scales.by_matrix(compared)
     off = {name: scales for name, scales in off.items() if not _learned(subject, name)}
     yield from single_scales.told(CHECK, off)
     zeros_off = [c for c in quantized if _by_zeros(c)]
@@ -61,18 +61,18 @@ def check_errors(subject: Subject, compared: Sequence[Compared]) -> Iterator[Fin
             f"{counted(len(single), 'matrix')} ({some([c.name for c in single])}) are off, most by "
             f"{single[0].step:+d}: {AGAIN}",
         )  # fmt: skip
-    torn = [] if turned else [c for c in quantized if _has_lost_codes(c)]
+    torn = [] if rotation else [c for c in quantized if _has_lost_codes(c)]
     yield from _lost_codes(torn)
     other = {c.name for c in (*shifted, *single, *torn)}
     blank = [c for c in quantized if c.blanks and not c.wrong and c.name not in other]
-    blank = [] if turned else blank
+    blank = [] if rotation else blank
     yield from _blank(blank)
     known = {*off, *(c.name for c in (*shifted, *torn, *blank))}
     wrong = [c for c in quantized if not c.explained and c.name not in known]
-    if wrong and turned:
+    if wrong and rotation:
         yield Finding(
             "note", CHECK, wrong[0].name,
-            f"{turned}, so the model was rotated: the errors of {counted(len(wrong), 'matrix')} "
+            f"{rotation}, so the model was rotated: the errors of {counted(len(wrong), 'matrix')} "
             "against the source mean nothing",
         )  # fmt: skip
         wrong = []
@@ -83,7 +83,7 @@ def check_errors(subject: Subject, compared: Sequence[Compared]) -> Iterator[Fin
     nearest = to_nearest.to_nearest((subject.artifact.provenance or {}).get("recipe"))
     other = {*known, *(c.name for c in (*wrong, *single))}
     rest = [c for c in quantized if c.name not in other and not (c.like and c.like.unlike)]
-    strange = [] if turned else to_nearest.unusual(rest, nearest)
+    strange = [] if rotation else to_nearest.unusual(rest, nearest)
     yield from to_nearest.told(CHECK, strange, nearest)
     if wrong:
         worst = sorted(wrong, key=lambda c: -c.error / (c.expected or 1))
@@ -97,7 +97,7 @@ def check_errors(subject: Subject, compared: Sequence[Compared]) -> Iterator[Fin
         )  # fmt: skip
     far = wrong if any(w.wrong for w in wrong) else ()
     known = {c.name for c in (*shifted, *single, *torn, *blank, *far)}
-    if not turned:
+    if not rotation:
         yield from _unlike([c for c in quantized if c.name not in known])
     folded_in = [c for c in compared if single_scales.is_folded(c)]
     if folded_in:

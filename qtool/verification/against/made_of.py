@@ -44,8 +44,8 @@ def rotated(subject: Subject) -> str:
     old = rows_of(source, entry.name)(0, some)
     new = rows_of(subject.artifact.checkpoint, entry.stored[0])(0, some)
     before, after = np.linalg.norm(old, axis=1), np.linalg.norm(new, axis=1)
-    turned = norm(old - new) > 0.5 * norm(old) and norm(before - after) < 0.02 * norm(before)
-    return "the embedding has the source's norms and other directions" if turned else ""
+    rotated = norm(old - new) > 0.5 * norm(old) and norm(before - after) < 0.02 * norm(before)
+    return "the embedding has the source's norms and other directions" if rotated else ""
 
 
 def made_of_it(subject: Subject) -> bool | None:

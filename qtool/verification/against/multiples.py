@@ -76,12 +76,13 @@ def _without(c: Compared) -> Compared:
 
 def _told(wrong: dict[str, Compared], compared: Sequence[Compared]) -> Iterator[Finding]:
     times = {name: c.multiple.times for name, c in wrong.items() if c.multiple}
-    turned = [name for name, by in times.items() if by == RECIPROCALS]
-    if turned:
+    inverted = [name for name, by in times.items() if by == RECIPROCALS]
+    if inverted:
         yield Finding(
-            "error", CHECK, turned[0],
-            f"{counted(len(turned), 'matrix')} {verb(len(turned), 'have', 'has')} scales that are "
-            f"the reciprocals of those that the codes need (1 / scale): {some(turned)}; {AGAIN}",
+            "error", CHECK, inverted[0],
+            f"{counted(len(inverted), 'matrix')} {verb(len(inverted), 'have', 'has')} scales that "
+            "are the reciprocals of those that the codes need (1 / scale): "
+            f"{some(inverted)}; {AGAIN}",
         )  # fmt: skip
     norms = _of_norms(times, compared)
     if norms:
@@ -92,7 +93,7 @@ def _told(wrong: dict[str, Compared], compared: Sequence[Compared]) -> Iterator[
             "more than the layers that read it make up for: "
             f"{as_words([(by, norm) for by, norm in by_norm])}; {AGAIN}",
         )  # fmt: skip
-    known = {*turned, *(name for readers in norms.values() for name in readers)}
+    known = {*inverted, *(name for readers in norms.values() for name in readers)}
     for quantized, what, why in (
         (True, "matrix", "are the scales right? "),
         (False, "unquantized matrix", ""),

@@ -61,8 +61,8 @@ def check_norms(
                 near = blocks[block]
                 answers = {k: asked(k, one, near, known, heads) for k, one in keys.items()}
                 kind, words = _judged(subject, name, keys, ratios[name], near, answers)
-                if not kind and adds == (False,) and (turned := _turned(subject, name)):
-                    kind, words = "channels", f"{counted(turned, 'channel')} of the other sign"
+                if not kind and adds == (False,) and (flipped := _flipped(subject, name)):
+                    kind, words = "channels", f"{counted(flipped, 'channel')} of the other sign"
                 if kind:
                     found[kind].append(f"{name} ({words})")
                     readers.update(c for answer in answers.values() for c in answer.off)
@@ -139,7 +139,7 @@ def _may_add_one(subject: Subject, name: str) -> tuple[bool, ...]:
     return tuple(found) or (False, True)
 
 
-def _turned(subject: Subject, name: str) -> int:
+def _flipped(subject: Subject, name: str) -> int:
     """How many weights of a norm have the other sign."""
     assert subject.source is not None
     new = subject.artifact.checkpoint.float32(subject.entries[name].stored[0])

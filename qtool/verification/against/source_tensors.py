@@ -9,7 +9,7 @@ from qtool.artifacts.artifact import Artifact
 from qtool.artifacts.lost import reason as dropped_as
 from qtool.checkpoints.decoder_names import is_alone, sees
 from qtool.checkpoints.gguf_models import is_gguf
-from qtool.checkpoints.roles import is_turn
+from qtool.checkpoints.roles import is_rotation
 from qtool.checkpoints.structure import text_config
 from qtool.formats.layer_names import experts_of, is_head, number_of
 from qtool.formats.safetensors_header import TensorInfo
@@ -88,7 +88,7 @@ def check_against(subject: Subject) -> Iterator[Finding]:
         if name not in source
         and not is_head(name.removesuffix(".weight"))
         and not of_attention(name)
-        and not is_turn(name)
+        and not is_rotation(name)
         and packed_part(name) is None
         and not any(name.startswith(stack) for stack in stacks)
     ]

@@ -5,7 +5,7 @@ a doubtful one a warning; the sentence says what to do. The rules of each engine
 they were read in, are in the modules imported here.
 
     vllm, sglang     split (tensor parallelism), kernels, skips, dense,
-                     turns (rotations that are left to the engine), head,
+                     rotations (those that are left to the engine), head,
                      reading (that config.json is read at all),
                      drawing (of generation_config.json), and here
                      what both ask: parts of fused layers stored alike, scales of the KV cache
@@ -46,10 +46,10 @@ from qtool.verification.engines.modules import (
     module_findings,
 )
 from qtool.verification.engines.reading import reading_findings
+from qtool.verification.engines.rotations import CHECK as ROTATION
+from qtool.verification.engines.rotations import rotation_findings
 from qtool.verification.engines.skips import fused_findings, skip_findings, tower_findings
 from qtool.verification.engines.split import split_findings
-from qtool.verification.engines.turns import CHECK as ROTATION
-from qtool.verification.engines.turns import turn_findings
 from qtool.verification.engines.view import EngineView, mixed_parts, some, view_of
 from qtool.verification.files import SINGLE, unnamed
 from qtool.verification.finding import Finding
@@ -136,7 +136,7 @@ def view_findings(
             *transformers_findings(view),
             *_skipped(view, engine, who, modules),
             *head_findings(view, engine, who),
-            *turn_findings(view, engine, who, tp),
+            *rotation_findings(view, engine, who, tp),
             *cache_findings(view),
         ]
     elif engine == "exllama":
@@ -203,7 +203,7 @@ def _served(view: EngineView, engine: str, who: str, tp: int) -> Iterator[Findin
     yield from dense_findings(view, engine, who)
     yield from head_findings(view, engine, who)
     yield from _kv_cache(view, who)
-    yield from turn_findings(view, engine, who, tp)
+    yield from rotation_findings(view, engine, who, tp)
     yield from _kinds_of_cache(view, engine, who)
 
 

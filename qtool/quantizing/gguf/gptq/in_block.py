@@ -60,7 +60,7 @@ def _places(
     start = 0
     for name in source.origin:
         there = block.weights[name]
-        if source.cut is not None and source.cut.only_turned:
+        if source.cut is not None and source.cut.only_transposed:
             there = there.mT
         size = there[..., 0].numel()
         own = (rows >= start) & (rows < start + size)

@@ -38,7 +38,7 @@ def parts_of(files: SweptFiles, index: int, found: BlockSites) -> dict[str, list
 
 def is_in_order(source: SourceTensor) -> bool:
     """Whether its columns are in the checkpoint's order, as Gram matrices are."""
-    return source.columns is None and (source.cut is None or source.cut.only_turned)
+    return source.columns is None and (source.cut is None or source.cut.only_transposed)
 
 
 def beside(site: Site, device: Device | None, threads: int) -> bool:

@@ -243,7 +243,7 @@ def _name_of(part: Part) -> str | None:
     or some of its rows."""
     origin, count = part.tensor.source.origin, matrices_of(part.tensor)[0]
     cut = part.tensor.source.cut
-    if cut is not None and (count == 1 or not cut.only_turned):
+    if cut is not None and (count == 1 or not cut.only_transposed):
         return None
     if len(origin) == count:
         return origin[part.matrix]

@@ -12,20 +12,20 @@ Sources: vLLM 0.33 (compressed_tensors/transform), transformers 5.24 (quantizers
 from collections.abc import Iterator, Mapping
 
 from qtool.errors import FormatError, UnsupportedError
-from qtool.formats.compressed_tensors_transforms import Turn, turns
+from qtool.formats.compressed_tensors_transforms import OnlineRotation, online_rotations
 from qtool.verification.engines.view import EngineView, some
 from qtool.verification.finding import Finding
 
 CHECK = "engine-rotation"
 
 
-def turn_findings(view: EngineView, engine: str, who: str, tp: int) -> Iterator[Finding]:
+def rotation_findings(view: EngineView, engine: str, who: str, tp: int) -> Iterator[Finding]:
     """What of transform_config an engine does not do."""
     if view.format != "compressed-tensors":
         return
     try:
-        found = turns(view.quantization)
-        inputs = [turn for turn in found if not turn.heads]
+        found = online_rotations(view.quantization)
+        inputs = [rotation for rotation in found if not rotation.heads]
         rotated = _rotated(view, inputs)
     except (FormatError, UnsupportedError) as problem:
         yield Finding("warning", CHECK, "", f"what {who} makes of it is not known: {problem}")
@@ -42,9 +42,9 @@ def turn_findings(view: EngineView, engine: str, who: str, tp: int) -> Iterator[
         yield _heads(view, who)
 
 
-def _rotated(view: EngineView, inputs: list[Turn]) -> list[str]:
+def _rotated(view: EngineView, inputs: list[OnlineRotation]) -> list[str]:
     names = [layer.module for layer in view.layers]
-    return [name for name in names if any(turn.means(name) for turn in inputs)]
+    return [name for name in names if any(rotation.means(name) for rotation in inputs)]
 
 
 def _in_vllm(view: EngineView, who: str, tp: int, rotated: list[str]) -> Iterator[Finding]:

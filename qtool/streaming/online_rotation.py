@@ -15,19 +15,19 @@ from qtool.streaming.by_address import ByAddress
 from qtool.streaming.torch_calls import TorchCalls
 
 
-def turned_inside(
+def rotated_inside(
     weights: Sequence[tuple[torch.Tensor, int]], heads: int | None
 ) -> AbstractContextManager[Any]:
     """Within, calls get rotated inputs; in the thread that enters it.
 
-    weights: matrices, each with the size of H that turns its inputs. heads: of queries and keys.
+    weights: matrices, each with the size of H that rotates its inputs. heads: of queries and keys.
     """
     if not weights and heads is None:
         return nullcontext()
-    return _Turned(ByAddress.of(weights), heads)
+    return _Rotated(ByAddress.of(weights), heads)
 
 
-def turned(x: torch.Tensor, size: int) -> torch.Tensor:
+def rotated(x: torch.Tensor, size: int) -> torch.Tensor:
     """x H along the last axis, number by number in a fixed order."""
     rows = x.reshape(-1, size).clone()
     half = 1
@@ -43,7 +43,7 @@ def turned(x: torch.Tensor, size: int) -> torch.Tensor:
     return rows.div_(root).reshape(x.shape)
 
 
-class _Turned(TorchCalls):
+class _Rotated(TorchCalls):
     def __init__(self, sizes: ByAddress[int], heads: int | None) -> None:
         super().__init__()
         self._sizes = sizes
@@ -60,10 +60,10 @@ class _Turned(TorchCalls):
         self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         size = self._sizes.find(weight)
-        return (input if size is None else turned(input, size)), weight, bias
+        return (input if size is None else rotated(input, size)), weight, bias
 
 
 def _attention(
     size: int, query: torch.Tensor, key: torch.Tensor, *more: Any, **options: Any
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    return (turned(query, size), turned(key, size), *more), options
+    return (rotated(query, size), rotated(key, size), *more), options

@@ -1,5 +1,5 @@
 /* Formats whose columns lie one after the other: neighbouring threads read neighbouring rows, and the
- * tile is turned in shared memory, so that what is written lies along rows. */
+ * tile is transposed in shared memory, so that what is written lies along rows. */
 #ifndef QTOOL_CUDA_TURNED_H
 #define QTOOL_CUDA_TURNED_H
 
