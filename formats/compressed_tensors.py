@@ -1,4 +1,4 @@
-"""compressed-tensors: whole numbers of 2 to 8 bits, FP8 and FP4, for vLLM and transformers.
+"""compressed-tensors: integers of 2 to 8 bits, FP8 and FP4, for vLLM and transformers.
 
     pack-quantized          weight_packed        int32 [out, ceil(in * b / 32)], a row is a
                                                  little-endian bitstream
@@ -61,7 +61,7 @@ _FP4 = {("float8_e4m3", 16, "divides"): "nvfp4", ("e8m0", 32, ""): "mxfp4"}
 
 
 def choose(schemes: Iterable[Scheme], layout: str | None = None) -> Options:
-    """How whole numbers are stored: packed, or (for quantized activations) a byte each, plain."""
+    """How integers are stored: packed, or (for quantized activations) a byte each, plain."""
     chosen = layout or "packed"
     if chosen not in ("packed", "plain"):
         raise FormatError(

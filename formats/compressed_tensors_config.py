@@ -171,13 +171,13 @@ def is_class(target: str) -> bool:
     return target.isidentifier() and target[:1].isupper() and not others
 
 
-def layout_of(scheme: Scheme, whole_numbers: str) -> str:
-    """The name of the way in which a scheme is stored; whole_numbers: packed or plain."""
+def layout_of(scheme: Scheme, integers: str) -> str:
+    """The name of the way in which a scheme is stored; integers: packed or plain."""
     if scheme.book == "e2m1":
         return "mxfp4-pack-quantized" if scheme.scale_dtype == "e8m0" else "nvfp4-pack-quantized"
     if scheme.is_float:
         return "mxfp8-quantized" if scheme.scale_dtype == "e8m0" else "float-quantized"
-    return "pack-quantized" if whole_numbers == "packed" else "int-quantized"
+    return "pack-quantized" if integers == "packed" else "int-quantized"
 
 
 def written_config(facts: Facts, layouts: Mapping[str, str]) -> dict[str, Any]:

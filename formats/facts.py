@@ -158,7 +158,7 @@ def first(config: Mapping[str, object], *keys: str) -> object:
 
 
 def whole(value: object, what: str, low: int, high: int) -> int:
-    """A whole number from a config, within bounds."""
+    """An integer from a config, within bounds."""
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise FormatError(
             f"quantization_config: {what} is {in_json(value)}; expected {low} to {high}"

@@ -90,7 +90,7 @@ def _affine(width: int, size: int, symmetric: bool) -> Scheme:
 
 
 def choose(schemes: Iterable[Scheme], layout: str | None = None) -> Options:
-    """The mode of all; affine where they differ, or are whole numbers."""
+    """The mode of all; affine where they differ, or are integers."""
     modes = {mode_of(scheme) for scheme in schemes}
     return Options(modes.pop() if len(modes) == 1 else "affine")
 
@@ -105,7 +105,7 @@ def supports(scheme: Scheme, shape: tuple[int, ...], options: Options) -> str | 
         size = scheme.group_size
         return f"in_features {columns} is not divisible by {size}" if columns % size else None
     if scheme.rows != 1 or scheme.outer != "offset":
-        return f"mlx stores whole numbers with a scale for each row and group, not {scheme}"
+        return f"mlx stores integers with a scale for each row and group, not {scheme}"
     if scheme.bits not in WIDTHS:
         return f"mlx holds 2, 3, 4, 5, 6 or 8 bits, not {scheme.bits}"
     if scheme.group_size not in GROUPS:

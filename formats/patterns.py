@@ -6,7 +6,7 @@
     atom         a character, . , [a class], an escape, ^ $ \\b \\B \\A \\Z, (group), (?:group),
                  (?P<name>group), (?=group), (?!group)
 
-What is matched is not one place but a set of places: bit i of a whole number says that the part
+What is matched is not one place but a set of places: bit i of an integer says that the part
 before may end before character i of the name. Every piece turns the set of places where it may
 begin into that of places where it may end, so nothing is ever tried twice, and there is no
 backtracking that could take exponential time. Lookbehinds, back references, flags and atomic

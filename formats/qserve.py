@@ -2,7 +2,7 @@
 
     qweight      int8 [out, in / 2]      two codes a byte, reordered
     s1_scales    float16 [out]
-    s2_scales    int8 [groups, out]      whole numbers, reordered;  with groups
+    s2_scales    int8 [groups, out]      integers, reordered;  with groups
     s2_zeros     int8 [groups, out]      -(zero * s2) modulo 256, reordered
     s1_szeros    float16 [out]           zero * s1;  with one group a row, in the place of s2
 
@@ -159,7 +159,7 @@ def pack(module: str, quant: GroupQuant, options: Options) -> dict[str, NDArray[
         return stored | {f"{module}.s1_szeros": halves}
     scale = quant.scale.astype(np.int32)
     if (scale != quant.scale).any() or scale.min() < 1 or scale.max() > _LARGEST:
-        raise FormatError(f"{module}: scales of groups are whole numbers from 1 to {_LARGEST}")
+        raise FormatError(f"{module}: scales of groups are integers from 1 to {_LARGEST}")
     _check_range(module, quant)
     zeros = -(quant.zero.astype(np.int32) * scale)
     return stored | {

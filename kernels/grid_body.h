@@ -10,7 +10,7 @@
  * The scale is rounded to its stored dtype before anything is computed with it. */
 
 typedef struct {
-    V scale, zero; /* zero as a whole number */
+    V scale, zero; /* zero as an integer */
 } T(group);
 
 /* Positive numbers rounded to nearest even in the scale's dtype, kept inside its finite range and

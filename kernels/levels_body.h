@@ -4,7 +4,7 @@
 
 typedef struct {
     int32_t count; /* of numbers that differ */
-    int consecutive; /* whole numbers, each one more than the one before, codes likewise */
+    int consecutive; /* integers, each one more than the one before, codes likewise */
     REAL value[MOST_LEVELS]; /* ascending */
     REAL code[MOST_LEVELS];
     REAL middle[MOST_LEVELS]; /* between each and the one before */

@@ -5,7 +5,7 @@
  * before, codes likewise. No product may be contracted with a sum, and division rounds to nearest.
  *
  * The nearest is looked for in units of the book, x = (w + offset) / scale: exact but for the
- * rounding of x. Halfway between two, the even one is taken of whole numbers in a row, else the
+ * rounding of x. Halfway between two, the even one is taken of integers in a row, else the
  * lower one. Where the scale is zero, all codes stand for the same, and the number nearest to zero is
  * taken. */
 

@@ -4,7 +4,7 @@
 
     w[o, k] = value(codes[o, k]) * scale        in float32
 
-`value` is code - zero for whole numbers, and the number that the code's bits spell for the small
+`value` is code - zero for integers, and the number that the code's bits spell for the small
 floats e4m3, e5m2 (one byte) and e2m1 (four bits). Codes that share a scale are a run of columns of
 one row, or of `rows` rows. AWQ, GPTQ, compressed-tensors, FP8 and bitsandbytes files are packings
 of it. With codes of at most 8 bits and a float16 scale the product is exact in float32, so every

@@ -30,7 +30,7 @@ struct Block {
 /* Byte i of two words. */
 QT_HD uint32_t byte_of(const uint32_t *words, int i) { return words[i / 4] >> (8 * (i % 4)) & 255; }
 
-/* Byte i of two words, less a whole number: as the last places of a 2^23. */
+/* Byte i of two words, less an integer: as the last places of a 2^23. */
 QT_HD float number_of(const uint32_t *words, int i, float less)
 {
     return sub(above_byte(words[i / 4], i % 4), 8388608.0f + less);

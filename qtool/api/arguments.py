@@ -11,7 +11,7 @@ from typing import Any
 # By the words of an annotation, what a value has to be, and how that is said. A bool is a whole
 # number to Python, and never what was meant by one.
 _KINDS: dict[str, tuple[type, str]] = {
-    "int": (Integral, "a whole number"),
+    "int": (Integral, "an integer"),
     "float": (Real, "a number"),
     "bool": (bool, "True or False"),
     "str": (str, "a text"),
@@ -24,7 +24,7 @@ _LIST = "Sequence["
 def checked(
     function: Callable[..., Any], given: tuple[Any, ...], more: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a call, whole numbers of numpy as Python's; UsageError for one that is
+    """The arguments of a call, integers of numpy as Python's; UsageError for one that is
     nothing of what its annotation names. Annotations of other types are left alone, and arguments
     that the function has not to Python."""
     from qtool.errors import UsageError

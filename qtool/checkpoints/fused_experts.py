@@ -136,7 +136,7 @@ class Apart(Stacked):
             return super().part(name, first, last)
         stored, (_, rows) = source.stored, self.tensors[name].shape
         width = stored.nbytes // prod(stored.shape)
-        # As whole numbers: byte by byte it takes seven times as long.
+        # As integers: byte by byte it takes seven times as long.
         found = np.empty((last - first, rows), f"u{width}")
         step = max(1, _BAND_BYTES * rows // stored.nbytes)
         begin, end = source.first + first, source.first + last

@@ -145,7 +145,7 @@ def count(config: Config, name: str) -> int:
     """A setting that counts something, at least one; SourceError for anything else."""
     value = config.get(name)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 1 << 31:
-        raise SettingError(name, f"{_said(config, name)}, expected a positive whole number")
+        raise SettingError(name, f"{_said(config, name)}, expected a positive integer")
     return value
 
 
@@ -157,13 +157,13 @@ def number(config: Config, name: str) -> float:
     return float(value)
 
 
-def whole_numbers(config: Config, name: str) -> list[int]:
-    """A setting that lists whole numbers, [] where it is null; SourceError for anything else."""
+def integers(config: Config, name: str) -> list[int]:
+    """A setting that lists integers, [] where it is null; SourceError for anything else."""
     given = config.get(name)
     if given is None:
         return []
     if not isinstance(given, list) or not all(type(one) in (int, bool) for one in given):
-        raise SettingError(name, f"{_said(config, name)}, expected a list of whole numbers")
+        raise SettingError(name, f"{_said(config, name)}, expected a list of integers")
     return [int(one) for one in given]
 
 

@@ -284,7 +284,7 @@ def _in_no_blocks(tensor: Tensor, value: Quantized) -> Obstacle:
     if isinstance(value, GroupQuant) and not value.scheme.is_float:
         reason = f"is stored as {tensor.stored} with scales of two factors, which no type has"
         return Obstacle(tensor.name, reason, ANEW)
-    reason = f"is stored as {tensor.stored}, not as whole numbers and scales"
+    reason = f"is stored as {tensor.stored}, not as integers and scales"
     if isinstance(value, GroupQuant):
         reason = f"is stored as {tensor.stored}, of whose numbers no type has codes"
     hint = "dequantize it with --to hf, and quantize that"

@@ -60,7 +60,7 @@ def survey(tensor: Tensor, *, merge: bool = False, recorded: int | None = None) 
             return Survey(tensor, obstacle, ANEW, scheme, scale_dtypes=frozenset(_KEPT))
     if quant is None:
         floats = value.scheme if isinstance(value, GroupQuant) and value.scheme.is_float else None
-        obstacle = f"is stored as {tensor.stored}, not as whole numbers and scales"
+        obstacle = f"is stored as {tensor.stored}, not as integers and scales"
         if isinstance(value, GroupQuant) and floats is None:
             obstacle = f"is stored as {tensor.stored} with scales of two factors, not of one"
         return Survey(tensor, obstacle, floats=floats)

@@ -126,7 +126,7 @@ def _check(request: FitRequest, recipe: Recipe) -> None:
         kind = "" if recipe.weights is None or recipe.weights.type == "int" else recipe.weights.type
         raise UnsupportedError(
             f"recipe {recipe.name} makes {kind or recipe.format}, whose matrices all have the same "
-            "bits; take one of GGUF, or of whole numbers in gptq, compressed-tensors or mlx, such "
+            "bits; take one of GGUF, or of integers in gptq, compressed-tensors or mlx, such "
             "as w4a16-ct"
         )
     if recipe.activations is not None:

@@ -157,7 +157,7 @@ class Encoder:
             stored = made
             size, lost = _compared(tensor, piece, raw, made)
             check_sums(tensor, piece, raw, size, lost)
-        elif block in FLOATS or block.name in BY_NAME:  # the rest are whole numbers
+        elif block in FLOATS or block.name in BY_NAME:  # the rest are integers
             want = None if tensor.copied else tensor.type
             if want is not None:
                 stored = _rows(self._out, len(raw), want.row_bytes(source.in_features))

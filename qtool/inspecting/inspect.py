@@ -153,7 +153,7 @@ def _damaged(artifact: Artifact) -> str:
 
 
 def _wide(entries: Sequence[Entry]) -> str | None:
-    """Codes of whole numbers that are stored in more bits than they have."""
+    """Codes of integers that are stored in more bits than they have."""
     found = [
         (entry, entry.scheme.bits)
         for entry in entries

@@ -84,7 +84,7 @@ F16 = Rounding("f16", half)
 BF16 = Rounding("bf16", brain)
 
 
-def whole_numbers(bits: int, size: int, symmetric: bool) -> Rounding:
+def integers(bits: int, size: int, symmetric: bool) -> Rounding:
     """With scales as the input comes, for every `size` numbers; -1: for every token."""
     most = (1 << bits - 1) - 1
 
@@ -126,7 +126,7 @@ def _together(x: torch.Tensor) -> torch.Tensor:
     return x.abs().amax((-2, -1) if x.ndim > 1 else -1, keepdim=True)
 
 
-def stored_whole_numbers(bits: int, scale: float, zero: float) -> Rounding:
+def stored_integers(bits: int, scale: float, zero: float) -> Rounding:
     """With one scale and zero point for all inputs."""
     most = (1 << bits - 1) - 1
     return Rounding(

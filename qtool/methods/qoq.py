@@ -1,4 +1,4 @@
-"""QoQ, QServe's weights: INT8 rows, and inside them groups of INT4 whose scales are whole numbers.
+"""QoQ, QServe's weights: INT8 rows, and inside them groups of INT4 whose scales are integers.
 
     s1     float16, one a row: max|w| / 119
     s2     1 to 16, one a group of w / s1; z, from 0 to 15
@@ -55,7 +55,7 @@ class Grids:
     """Of all groups of a matrix."""
 
     outer: NDArray[np.float16]  # [out]
-    scale: Floats  # [out, groups], whole numbers
+    scale: Floats  # [out, groups], integers
     zero: NDArray[np.uint8]  # [out, groups]
 
     def limits(self) -> tuple[Floats, Floats]:

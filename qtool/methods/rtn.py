@@ -1,5 +1,5 @@
 """Round to nearest: every weight goes to the nearest point of its group's grid. No data needed.
-Grids of whole numbers are those of qtool.grid, those of small floats of qtool.small_floats.
+Grids of integers are those of qtool.grid, those of small floats of qtool.small_floats.
 
 With `clip`, the range of each group is first shrunk to what minimizes its squared error: the
 error of the weights alone, or, where a Gram matrix H is given, e H_gg e' with H_gg the block of H
@@ -47,7 +47,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Rounding:
-    """Who rounds to grids of whole numbers with a scale for each group or row, and to small floats:
+    """Who rounds to grids of integers with a scale for each group or row, and to small floats:
     these, or what gives the same bytes elsewhere."""
 
     groups: Callable[..., native.Groups] = native.quantize_groups

@@ -131,7 +131,7 @@ _LIMITS = {
 
 @dataclass(frozen=True)
 class Grouped:
-    """A matrix of whole numbers with a scale for each row and group."""
+    """A matrix of integers with a scale for each row and group."""
 
     quant: GroupQuant
 

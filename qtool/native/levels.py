@@ -72,7 +72,7 @@ def gptq_sweep_levels(
     weight: [out, in], not changed. upper: [in, in] of the same dtype, the upper Cholesky factor U
     of the inverse Hessian, U'U, whose rows and columns are in the order of the sweep. order: [in]
     the column taken at each step. A column becomes the level next to it; halfway between two, the
-    even one of a book of consecutive whole numbers, else the lower one of the book. Where the scale
+    even one of a book of consecutive integers, else the lower one of the book. Where the scale
     is zero it becomes the number of the book nearest to zero; of equal numbers, the first.
 
     Columns that choose among points become those for which sum (w - level)^2 / U_jj^2 is least, the

@@ -66,7 +66,7 @@ BAND_BYTES_PER_WEIGHT, FREE_OF_BAND = 24, 20_000_000
 REPORTED_BYTES_PER_WEIGHT, VIEW_BYTES_PER_BYTE = 26, 1.105
 ROWS_BYTES, ROWS_BYTES_PER_WEIGHT, ROWS_BYTES_OF_FOURS = 10_000_000, 7, 15_000_000
 STORED_TIMES, KEPT_BYTES_OF_ROUNDED = 1.3, 0.33
-# The same of whole-number codes whose groups are neighbours, which the kernels read back: codes,
+# The same of integer codes whose groups are neighbours, which the kernels read back: codes,
 # what they stand for, words.
 LIGHT_BYTES_PER_WEIGHT = 6
 # The same of the rows of a head or an embedding that a thread rounds at once.

@@ -72,10 +72,10 @@ def quantize_outside(
     for name, action in actions.items():
         width = bits.get(action) if isinstance(action, Dense) else None
         if width and (action == HEAD or of_tokens(name)):
-            actions[name] = replace(_whole_numbers(recipe.scheme), bits=width)
+            actions[name] = replace(_integers(recipe.scheme), bits=width)
 
 
-def _whole_numbers(scheme: Scheme) -> Scheme:
+def _integers(scheme: Scheme) -> Scheme:
     """The recipe's, or, where layers are small floats, of the groups that mlx-lm takes itself."""
     return mlx_affine(Scheme(4, 64, False)) if scheme.is_float else scheme
 
@@ -94,7 +94,7 @@ def scheme(recipe: Recipe, number: int, name: str) -> Scheme:
     if kind is not None:
         raise UnsupportedError(
             f"overrides.{number}: {name} is the output head, which recipes {kind} leave dense; "
-            "remove the override, or choose a recipe of whole numbers for the weights alone, in "
+            "remove the override, or choose a recipe of integers for the weights alone, in "
             f"format {', '.join(_FORMATS[:-1])} or {_FORMATS[-1]}"
         )
     return found

@@ -22,7 +22,7 @@ from qtool.recipe.gguf import GgufRecipe
 from qtool.recipe.recipe import Recipe, parse
 from qtool.record import CALIBRATION, FILE_NAME, REQUANTIZED
 
-_KINDS = {str: "text", int: "whole number"}
+_KINDS = {str: "text", int: "integer"}
 _DIGEST = re.compile("sha256:[0-9a-f]{64}")
 
 

@@ -119,11 +119,11 @@ def _rounding(artifact: Artifact, module: str, arguments: Mapping[str, Any]) -> 
             return known.stored_fp8(scale) if bits == 8 else None
         zeros = arguments.get("symmetric", True) is False
         zero = _stored(artifact, f"{module}.input_zero_point") if zeros else 0.0
-        return known.stored_whole_numbers(bits, scale, zero)
+        return known.stored_integers(bits, scale, zero)
     if dynamic is not True:
         return None
     if kind == "int":
-        return known.whole_numbers(bits, runs, arguments.get("symmetric", True) is not False)
+        return known.integers(bits, runs, arguments.get("symmetric", True) is not False)
     if str(arguments.get("scale_dtype")) == "torch.uint8":
         return known.microscaling(bits) if runs == 32 else None
     return known.fp8(runs) if bits == 8 else None

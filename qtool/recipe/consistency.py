@@ -76,11 +76,11 @@ def check(recipe: "Recipe") -> None:
 
 
 def _check_tuned(recipe: "Recipe") -> None:
-    """Scales that stand beside whole numbers can be moved."""
+    """Scales that stand beside integers can be moved."""
     if recipe.format not in TUNED_FORMATS or (recipe.weights and recipe.weights.type != "int"):
         raise conflict(
             "method",
-            "tune moves the scales of whole numbers in groups, as the formats "
+            "tune moves the scales of integers in groups, as the formats "
             f"{', '.join(TUNED_FORMATS)} have them with weights of type int",
         )
     if recipe.activations is not None:
@@ -137,7 +137,7 @@ def _check_numbers(recipe: "Recipe", weights: Weights) -> None:
         other = "fp8" if weights.type == "fp8" else "mlx"
         own = recipe.format == weights.type == "mxfp4"
         if recipe.format not in ("compressed-tensors", other) and not own:
-            has = "no fp8" if recipe.format == "mlx" else "whole numbers"
+            has = "no fp8" if recipe.format == "mlx" else "integers"
             raise conflict(
                 "format",
                 f"{recipe.format} stores {has}; weights of type {weights.type} go with format "
@@ -156,7 +156,7 @@ def _check_numbers(recipe: "Recipe", weights: Weights) -> None:
     ):
         raise conflict(
             "weights",
-            "one scale for a matrix of whole numbers (rows: -1) goes with activations and "
+            "one scale for a matrix of integers (rows: -1) goes with activations and "
             "`method: rtn` without clip",
         )
     if recipe.activations is None:

@@ -245,7 +245,7 @@ class GgufRecipe(NamedTable):
 
     @property
     def rounds_as(self) -> Weights | None:
-        """Groups of whole numbers that are rounded much as the file type rounds most weights."""
+        """Groups of integers that are rounded much as the file type rounds most weights."""
         found = _ROUNDS_AS.get(self.file_type.default.name)
         if found is None:
             return None

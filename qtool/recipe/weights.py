@@ -96,7 +96,7 @@ class Weights(Table):
     def scheme(self, format_: str) -> Scheme:
         """The scheme that a format stores it under."""
         if self.type == "int":
-            return _of_whole_numbers(self, format_)
+            return _of_integers(self, format_)
         if self.type in _FIXED:
             whole = self.type == "nvfp4" and format_ != "mlx"  # a scale of the whole matrix
             outer = "divides" if whole else ""
@@ -108,8 +108,8 @@ class Weights(Table):
         return Scheme(8, self.group_size, True, dtype, "e4m3", self.rows)
 
 
-def _of_whole_numbers(weights: Weights, format_: str) -> Scheme:
-    """Formats differ in how they store the scales of whole numbers."""
+def _of_integers(weights: Weights, format_: str) -> Scheme:
+    """Formats differ in how they store the scales of integers."""
     scheme = Scheme(weights.bits, weights.group_size, weights.symmetric, rows=weights.rows)
     if format_ == "bitsandbytes":
         return replace(scheme, scale_dtype="float32", outer="after")
@@ -119,7 +119,7 @@ def _of_whole_numbers(weights: Weights, format_: str) -> Scheme:
 
 
 def mlx_affine(scheme: Scheme) -> Scheme:
-    """The scheme as MLX stores whole numbers: scales have the dtype of the model."""
+    """The scheme as MLX stores integers: scales have the dtype of the model."""
     return replace(scheme, scale_dtype="bfloat16", outer="offset")
 
 
@@ -249,7 +249,7 @@ class KvCache(Table):
     or one a head, or, in format qserve, of the engine's own making."""
 
     bits: Literal[4, 8] = Field(description="4 or 8")
-    type: Literal["int", "float"] = Field(description="whole numbers, or (8 bits) float8_e4m3")
+    type: Literal["int", "float"] = Field(description="integers, or (8 bits) float8_e4m3")
     scale: Literal["tensor", "head"] = Field(
         default="tensor", description="one scale a layer, or one for each of its heads"
     )

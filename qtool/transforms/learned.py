@@ -16,7 +16,7 @@ The way: the gradient G at R gives the direction A = R'G - G'R, antisymmetric, a
 
 from the Hadamard start on. A step looks at a few blocks of rows; the matrix with the least cost on
 all of them is kept. R2 of each block follows, with R1 as it then is. Where inputs are rounded too,
-to whole numbers, their noise joins the cost (`qtool.transforms.learned_inputs`).
+to integers, their noise joins the cost (`qtool.transforms.learned_inputs`).
 
 Source: Liu et al., SpinQuant, 2024, section 3.2 (the aim: a rotation fitted to the quantized
 network); Li et al., Efficient Riemannian Optimization on the Stiefel Manifold via the Cayley
@@ -97,7 +97,7 @@ def learn(
     """The rotations that `found` becomes.
 
     view: with the changes of `found`. schemes: of the matrices that will be quantized. rounded:
-    what becomes of their inputs; of whole numbers the noise is looked at too.
+    what becomes of their inputs; of integers the noise is looked at too.
     """
     if rounded is not None and rounded.type != "int":
         rounded = None

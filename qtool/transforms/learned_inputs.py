@@ -1,4 +1,4 @@
-"""What learned rotations know of inputs that are rounded to whole numbers.
+"""What learned rotations know of inputs that are rounded to integers.
 
     u / |W X|^2 * |W|^2 * mean over tokens of t^2 / 12,    t = max |x R| / (2^(bits - 1) - 1)
 

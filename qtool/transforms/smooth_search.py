@@ -107,13 +107,13 @@ def input_rounding(recipe: "Recipe", largest: float) -> Rounding | None:
         scale = max(largest / wanted.reach, 1e-30)
         if wanted.type == "float":
             return activations.stored_fp8(scale)
-        return activations.stored_whole_numbers(wanted.bits, scale, 0.0)
+        return activations.stored_integers(wanted.bits, scale, 0.0)
     if wanted.scale == "tensor":  # the sampled tokens stand for those that come together
         both = (activations.fp8_together(), activations.whole_together(wanted.bits))
         return both[0] if wanted.type == "float" else both[1]
     if wanted.type == "float":
         return activations.fp8(wanted.group_size)
-    return activations.whole_numbers(wanted.bits, wanted.group_size, True)
+    return activations.integers(wanted.bits, wanted.group_size, True)
 
 
 def levels(recipe: "Recipe", stats: Sequence[SiteStats]) -> list[Floats]:

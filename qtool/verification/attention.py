@@ -92,7 +92,7 @@ def _nobodys(scheme: Mapping[str, object]) -> str | None:
         return f"{said}, expected int or float"
     widths = (4, 8) if kind == "float" else range(2, 9)
     if type(bits) is not int or bits not in widths:
-        return f"{said}, expected {'4 or 8' if kind == 'float' else '2 to 8'} bits, a whole number"
+        return f"{said}, expected {'4 or 8' if kind == 'float' else '2 to 8'} bits, an integer"
     return None
 
 

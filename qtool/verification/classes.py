@@ -186,7 +186,7 @@ def _is_names(value: object) -> bool:
 
 
 def _counts(config: Mapping[str, Any]) -> Iterator[Finding]:
-    """Whole numbers; of heads some models have a list, one a block."""
+    """Integers; of heads some models have a list, one a block."""
     for key, least in COUNTS.items():
         value = config.get(key)
         if value is None or (value and isinstance(value, list) and key.endswith("_heads")):
@@ -194,7 +194,7 @@ def _counts(config: Mapping[str, Any]) -> Iterator[Finding]:
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             yield Finding(
                 "error", CHECK, key,
-                f"config.json says {key} {_shown(value)}; expected a whole number from {least}: "
+                f"config.json says {key} {_shown(value)}; expected an integer from {least}: "
                 "put back the model's own",
                 of_setting(key),
             )  # fmt: skip

@@ -36,11 +36,11 @@ _ALLOWED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "temperature": (lambda v: is_number(v) and 0 <= v < inf, "a number from 0 on"),
     "top_p": (lambda v: is_number(v) and 0 < v <= 1, "a share above 0, up to 1"),
     "min_p": (lambda v: is_number(v) and 0 <= v <= 1, "a share from 0 to 1"),
-    "top_k": (lambda v: _is_whole(v, -1), "a whole number, 0 for all tokens"),
+    "top_k": (lambda v: _is_whole(v, -1), "an integer, 0 for all tokens"),
     "repetition_penalty": (
         lambda v: is_number(v) and 0 < v < inf, "a number above 0, 1 for none",
     ),
-    "max_new_tokens": (lambda v: _is_whole(v, 1), "a whole number from 1"),
+    "max_new_tokens": (lambda v: _is_whole(v, 1), "an integer from 1"),
     "do_sample": (lambda v: isinstance(v, bool), "true or false"),
 }  # fmt: skip
 

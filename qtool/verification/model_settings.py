@@ -118,7 +118,7 @@ def _numbers(text: Mapping[str, Any], known: bool) -> Iterator[Finding]:
     for key, value in text.items():
         if _EPSILON.fullmatch(key) and is_number(value):
             if known and type(value) is int:
-                yield _wrong(key, value, "a small fraction, as transformers takes no whole number")
+                yield _wrong(key, value, "a small fraction, as transformers takes no integer")
             elif not value >= 0:
                 yield _wrong(key, value, "a number from 0 on", "error" if known else "warning")
     lacks = "rms_norm_eps" in text and text["rms_norm_eps"] is None
@@ -143,7 +143,7 @@ def _positions(text: Mapping[str, Any], known: bool) -> Iterator[Finding]:
     key = "max_position_embeddings"
     value = text.get(key)
     if is_number(value) and (not value >= 1 or (known and not isinstance(value, int))):
-        yield _wrong(key, value, "a whole number from 1", "error" if known else "warning")
+        yield _wrong(key, value, "an integer from 1", "error" if known else "warning")
 
 
 def _rotary(text: Mapping[str, Any], known: bool, still_at_0: bool) -> Iterator[Finding]:

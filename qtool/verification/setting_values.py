@@ -136,7 +136,7 @@ def check_rope_bounds(where: str, part: Mapping[str, Any], known: bool) -> Itera
     if kind in ("yarn", "llama3", "longrope") and part.get(key) is not None:
         value = part[key]
         if not is_number(value) or not value >= 1:
-            yield wrong(f"{where}.{key}", value, "a whole number from 1", sure)
+            yield wrong(f"{where}.{key}", value, "an integer from 1", sure)
     low, high = part.get("low_freq_factor"), part.get("high_freq_factor")
     if kind == "llama3" and is_number(low) and is_number(high) and low > high:
         expected = f"no more than its high_freq_factor {high!r}"

@@ -255,12 +255,12 @@ def test_notes_of_errors_in_the_words_of_python(
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"threads": "2"}, "threads: expected a whole number, found '2'"),
-        ({"samples": 1.5}, "samples: expected a whole number, found 1.5"),
-        ({"samples": True}, "samples: expected a whole number, found True"),
+        ({"threads": "2"}, "threads: expected an integer, found '2'"),
+        ({"samples": 1.5}, "samples: expected an integer, found 1.5"),
+        ({"samples": True}, "samples: expected an integer, found True"),
         ({"replace": 1}, "replace: expected True or False, found 1"),
         ({"max_shard_size": 500}, "max_shard_size: expected a text, found 500"),
-        ({"max_ram": 1.5}, "max_ram: expected a text or a whole number, found 1.5"),
+        ({"max_ram": 1.5}, "max_ram: expected a text or an integer, found 1.5"),
         ({"calibration": ["a", "b"]}, "calibration: expected a text or a path, found ['a', 'b']"),
         ({"seed": -1}, "seed=-1: expected 0 to 4,294,967,295"),
         ({"length": 4}, "length=4: expected 8 to 1,048,576"),

@@ -197,7 +197,7 @@ def test_small_floats_are_dequantized_alone(
     model = first_block(tmp_path / "model")
     for recipe in ("fp8-dynamic", "fp8-block-hf", "nvfp4"):
         source = quantizing.quantize(model, recipe, tmp_path / recipe).out
-        with pytest.raises(UnsupportedError, match=r"fp[48].*not as whole numbers.*--to hf"):
+        with pytest.raises(UnsupportedError, match=r"fp[48].*not as integers.*--to hf"):
             run(source, "awq", tmp_path / "out")
         made = converted(source, "hf", tmp_path / f"{recipe}-hf", dtype="float32")
         assert made.certificate.exact and sum(made.dequantized.values()) == MATRICES

@@ -1,4 +1,4 @@
-"""`qtool convert` to GGUF of codes that are no whole numbers with zeros: MLX's and MXFP4."""
+"""`qtool convert` to GGUF of codes that are no integers with zeros: MLX's and MXFP4."""
 
 import json
 from pathlib import Path

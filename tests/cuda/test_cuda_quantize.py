@@ -89,7 +89,7 @@ def test_odd_numbers(device: Device) -> None:
 
 @pytest.mark.parametrize("clip", [True, False])
 def test_round_to_nearest_is_the_same(device: Device, clip: bool) -> None:
-    """Through the method: grids of whole numbers there, all others here, the same bytes."""
+    """Through the method: grids of integers there, all others here, the same bytes."""
     weight = np.random.default_rng(0).standard_normal((64, 128)).astype(np.float32)
     there = rtn.rounding_on(device)
     for scheme in (Scheme(4, 32, True), Scheme(3, -1, False), Scheme(8, -1, True, rows=-1)):

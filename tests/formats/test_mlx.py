@@ -174,7 +174,7 @@ def test_tables() -> None:
         mlx.config(Facts({"a": scheme(), "b": scheme(symmetric=True)}), PLAIN)
     for bad, reason in (
         (scheme(7), "2, 3, 4, 5, 6 or 8 bits, not 7"), (scheme(4, 16), "groups of 32, 64 or 128"),
-        (Scheme(4, 32, False), "whole numbers with a scale"),
+        (Scheme(4, 32, False), "integers with a scale"),
     ):  # fmt: skip
         assert reason in str(mlx.supports(bad, (4, 64), PLAIN))
 

@@ -149,7 +149,7 @@ def test_tables() -> None:
 
 
 def test_a_recipe(tmp_path: Path) -> None:
-    """Any recipe of these types; the embedding has whole numbers as the recipe says."""
+    """Any recipe of these types; the embedding has integers as the recipe says."""
     model = quantizing.build("llama", tmp_path / "model")
     run = quantizing.quantize(model, "nvfp4", tmp_path / "out", "format=mlx", "mlx.head=6")
     config = json.loads((run.out / "config.json").read_text())["quantization"]

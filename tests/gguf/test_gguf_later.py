@@ -173,7 +173,7 @@ def test_settings_of_other_kinds(key: str, value: object, said: str, tmp_path: P
         source_of(folder)
 
 
-def test_experts_of_a_token_are_whole_numbers(tmp_path: Path) -> None:
+def test_experts_of_a_token_are_integers(tmp_path: Path) -> None:
     folder = gguf_models.build("deepseek-v4", tmp_path / "model")
     file, name = folder / "model.safetensors", "layers.0.ffn.gate.tid2eid"
     state = load_file(file)
@@ -190,7 +190,7 @@ def test_experts_of_a_token_are_whole_numbers(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="expected numbers from 0 on"):
         tensor.read(0, tensor.rows)
     save_file({**state, name: state[name].astype(np.float32)}, file, {"format": "pt"})
-    with pytest.raises(FormatError, match="expected a matrix of whole numbers"):
+    with pytest.raises(FormatError, match="expected a matrix of integers"):
         source_of(folder)
 
 

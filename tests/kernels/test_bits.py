@@ -1,4 +1,4 @@
-"""The bitstream, against its definition in whole numbers and against words worked out by hand."""
+"""The bitstream, against its definition in integers and against words worked out by hand."""
 
 import numpy as np
 import pytest

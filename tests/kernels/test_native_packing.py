@@ -1,4 +1,4 @@
-"""Packing, unpacking and dequantizing in C against whole-number arithmetic on Python integers."""
+"""Packing, unpacking and dequantizing in C against integer arithmetic on Python integers."""
 
 from collections.abc import Iterator
 

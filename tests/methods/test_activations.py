@@ -131,9 +131,9 @@ def nv(run: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize(
     ("rounding", "size", "function"),
     [
-        (activations.whole_numbers(8, -1, True), -1, symmetric),
-        (activations.whole_numbers(8, 128, True), 128, symmetric),
-        (activations.whole_numbers(8, -1, False), -1, asymmetric),
+        (activations.integers(8, -1, True), -1, symmetric),
+        (activations.integers(8, 128, True), 128, symmetric),
+        (activations.integers(8, -1, False), -1, asymmetric),
         (activations.fp8(-1), -1, float8),
         (activations.fp8(128), 128, float8),
         (activations.microscaling(8), 32, mx("e4m3")),
@@ -161,9 +161,9 @@ def test_roundings_with_stored_scales() -> None:
     x = inputs(2)
     wide = x.astype(np.float64)
     for rounding, expected in (
-        (activations.stored_whole_numbers(8, 0.25, 0), np.clip(rint(wide / 0.25), -128, 127) / 4),
+        (activations.stored_integers(8, 0.25, 0), np.clip(rint(wide / 0.25), -128, 127) / 4),
         (
-            activations.stored_whole_numbers(8, 0.25, -7),
+            activations.stored_integers(8, 0.25, -7),
             (np.clip(rint(wide / 0.25) - 7, -128, 127) + 7) / 4,
         ),
         (activations.stored_fp8(0.5), nearest(np.clip(wide / 0.5, -448, 448), "e4m3") / 2),
@@ -187,9 +187,9 @@ class Divisions(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-ALL = [activations.whole_numbers(8, size, symmetric) for size in (-1, 32) for symmetric in (0, 1)]
+ALL = [activations.integers(8, size, symmetric) for size in (-1, 32) for symmetric in (0, 1)]
 ALL += [activations.whole_together(8), activations.fp8_together(), activations.fp8(-1)]
-ALL += [activations.stored_whole_numbers(8, 0.3, 1.0), activations.stored_fp8(0.3)]
+ALL += [activations.stored_integers(8, 0.3, 1.0), activations.stored_fp8(0.3)]
 ALL += [activations.nvfp4(0.3), activations.microscaling(8), activations.microscaling(4)]
 ALL += [activations.llm_int8(6.0), activations.kept_as_it_comes(4), activations.Q8_OF_32]
 ALL += [activations.kept_of_heads(8, kind, (0.3,)) for kind in ("float", "int")]

@@ -40,7 +40,7 @@ def test_least_squares_finds_the_best_limit(kind: str) -> None:
 
     def rounded(limit: float, values: torch.Tensor) -> torch.Tensor:
         if kind == "int":
-            return activations.stored_whole_numbers(8, limit / 127, 0.0).apply(values)
+            return activations.stored_integers(8, limit / 127, 0.0).apply(values)
         return activations.stored_fp8(limit / 448).apply(values)
 
     def error(limit: float) -> float:

@@ -84,7 +84,7 @@ def random_models(source: str, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 def numbers_of(file: GgufFile, name: str) -> NDArray[Any]:
-    """In float32, or as whole numbers."""
+    """In float32, or as integers."""
     tensor = next(t for t in gguf_source(file).tensors if t.name == name)
     raw = tensor.read(0, tensor.rows)
     return raw if tensor.type == I32 else as_floats(tensor, np.ascontiguousarray(raw))

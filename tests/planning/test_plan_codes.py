@@ -71,7 +71,7 @@ def test_experts_in_codes_without_a_config_are_refused(tmp_path: Path) -> None:
 
 
 def test_what_is_no_code(tmp_path: Path) -> None:
-    """Buffers of whole numbers, and scales of a cache in eight bits, say nothing of weights."""
+    """Buffers of integers, and scales of a cache in eight bits, say nothing of weights."""
     folder = header_files.write(tmp_path / "m", header_files.llama())
     with raw.edited(folder) as tensors:
         for last, dtype, shape in (

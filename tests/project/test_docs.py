@@ -3,7 +3,7 @@
 A block of commands under `<!-- run -->` runs in the slow suite, all of a page in one empty folder
 and in order, and Python under `<!-- run: python -->` with them; one under `<!-- run: quick -->` in
 the default suite, in this process. What a page shows under `<!-- output -->` is printed by the
-block before it: every word and whole number as it stands, fractions nearly (of calibrated models
+block before it: every word and integer as it stands, fractions nearly (of calibrated models
 they depend on the CPU), seconds as they come.
 """
 

@@ -69,7 +69,7 @@ def test_recipes_of_other_numbers(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "item", "sentence"),
     [
-        ("nvfp4", "method=[rtn, tune]", "tune moves the scales of whole numbers in groups"),
+        ("nvfp4", "method=[rtn, tune]", "tune moves the scales of integers in groups"),
         ("fp8-dynamic", "rtn.clip=true", "rtn.clip: scales of fp8 are those of the largest weight"),
         (
             "nvfp4-awq-gptq",
@@ -77,7 +77,7 @@ def test_recipes_of_other_numbers(name: str) -> None:
             "scales of nvfp4 are found before",
         ),
         ("mxfp4", "rtn.clip=true", "of mxfp4 the better of two scales is always taken"),
-        ("nvfp4", "format=awq", "format: awq stores whole numbers; weights of type nvfp4 go with"),
+        ("nvfp4", "format=awq", "format: awq stores integers; weights of type nvfp4 go with"),
         ("fp8-block-hf", "activations={bits: 8, type: float}", "format fp8 does not say how"),
         ("fp8-dynamic", "activations.type=int", "int ones go with weights of type int"),
         ("mxfp4", "activations={bits: 8, type: float}", "with their own; not float with mxfp4"),
@@ -129,12 +129,12 @@ def test_values_of_other_methods_and_formats_are_idle() -> None:
 ELSEWHERE = {"int8-llmint8", "kv-fp8", "w4a8kv4-qserve", "w4a8kv4-qserve-channel", "w4a4-rotated"}
 
 
-def of_whole_numbers() -> list[str]:
+def of_integers() -> list[str]:
     names = (name for name in recipe.shipped() if "-" in name and not name.startswith(("q", "iq")))
     return [name for name in names if name not in {*NAMED, *ELSEWHERE}]
 
 
-@pytest.mark.parametrize("name", of_whole_numbers())
+@pytest.mark.parametrize("name", of_integers())
 def test_shipped_recipe(name: str) -> None:
     path = recipe.shipped()[name]
     lines = path.read_text().splitlines()

@@ -116,7 +116,7 @@ def test_learned_rotations_see_the_rounding_of_inputs(models: Path) -> None:
     source = checkpoint(models, "llama")
     recipe = recipes.load("w4a4-rotated", ["rotate.r4=false"])
     assert isinstance(recipe, recipes.Recipe) and recipe.activations is not None
-    four = activations.whole_numbers(4, -1, True)
+    four = activations.integers(4, -1, True)
     random = np.random.default_rng(1)
     tokens, others = random.integers(3, arch_models.VOCABULARY, (2, 4, 40), dtype=np.int64)
     norm = torch.nn.functional.rms_norm

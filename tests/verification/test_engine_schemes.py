@@ -128,9 +128,7 @@ def test_packed_weights_with_rounded_inputs(tmp_path: Path) -> None:
         (weights_of(3, "group"), "int4 and int8 in pack-quantized do"),
     ],
 )
-def test_whole_numbers_that_sglang_multiplies_alone(
-    weights: dict[str, Any], phrase: str | None
-) -> None:
+def test_integers_that_sglang_multiplies_alone(weights: dict[str, Any], phrase: str | None) -> None:
     """By inputs as they are, with Marlin, which has zeros of 4 bits."""
     pair = pair_of({"weights": weights, "input_activations": None}, "pack-quantized")
     assert pair is not None
@@ -220,7 +218,7 @@ def test_sglang_takes_parts_of_names_in_lists_of_fp8(tmp_path: Path) -> None:
         assert found == ["engine-skip-list"] * hit, entry
 
 
-def test_whole_numbers_in_a_byte_need_rounded_inputs(tmp_path: Path) -> None:
+def test_integers_in_a_byte_need_rounded_inputs(tmp_path: Path) -> None:
     config = compressed(8, strategy="channel", group_size=None) | {"format": "int-quantized"}
     artifact = stored(tmp_path / "a", plain(), config)
     for engine in ("vllm", "sglang"):

@@ -39,7 +39,7 @@ def test_a_setting_that_is_no_count(value: object, model: Path, tmp_path: Path) 
     config = json.loads((model / "config.json").read_text()) | {"hidden_size": value}
     (model / "config.json").write_text(json.dumps(config))
     (alone,) = errors(model)
-    assert "hidden_size" in alone.message and "whole number" in alone.message
+    assert "hidden_size" in alone.message and "integer" in alone.message
     assert errors(model, against=source, engine="vllm") == [alone]
     (model / "config.json").write_text(json.dumps(config | {"rope_theta": 5.0}))
     first, second = errors(model, against=source)

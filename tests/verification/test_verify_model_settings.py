@@ -68,7 +68,7 @@ WRONG = [
     ({"attention_dropout": "0"}, "attention_dropout '0'"),
     ({"max_position_embeddings": "2048"}, "max_position_embeddings '2048'"),
     ({"attention_bias": "false"}, "attention_bias 'false'; expected true or false"),
-    ({"max_position_embeddings": 100.5}, "max_position_embeddings 100.5; expected a whole number"),
+    ({"max_position_embeddings": 100.5}, "max_position_embeddings 100.5; expected an integer"),
 ]
 
 
@@ -251,7 +251,7 @@ def test_a_draft_without_an_embedding_has_no_vocabulary() -> None:
     assert not [*unlike_shapes(sizes | {"num_attention_heads": 64}, draft | tower, "model.layers.")]
 
 
-def test_whole_numbers_are_no_models_dtype(tmp_path: Path) -> None:
+def test_integers_are_no_models_dtype(tmp_path: Path) -> None:
     """vLLM takes one of its own instead."""
     (one,) = said(changed(tmp_path / "x", {"dtype": "int8"}))
     assert one.severity == "warning"

@@ -58,7 +58,7 @@ def test_norms_cast_to_another_dtype_are_no_folds(stored: str, tmp_path: Path) -
     assert all(layer.relative_error < 0.2 for layer in verdict.layers) and verdict.layers
 
 
-def test_zeros_of_a_cache_of_whole_numbers_have_a_place(tmp_path: Path) -> None:
+def test_zeros_of_a_cache_of_integers_have_a_place(tmp_path: Path) -> None:
     """llm-compressor's asymmetric 8-bit cache."""
     cache = {
         f"model.layers.{block}.self_attn.{kind}": tensor

@@ -85,7 +85,7 @@ def test_what_transformers_takes_for_no_switch(
         ({"rope_scaling": {"type": "linear", "rope_type": "yarn", "factor": 2.0}},
          "rope_scaling.type 'linear'; expected no other type than its rope_type 'yarn'"),
         ({"rope_scaling": LLAMA3 | {"original_max_position_embeddings": 0}},
-         "rope_scaling.original_max_position_embeddings 0; expected a whole number"),
+         "rope_scaling.original_max_position_embeddings 0; expected an integer"),
     ],
 )  # fmt: skip
 def test_numbers_beyond_what_they_can_be(

@@ -7,7 +7,7 @@ neighbours.
 from dataclasses import replace
 from typing import Any
 
-from qtool.checkpoints.hf_config import Config, count, head_width, number, whole_numbers
+from qtool.checkpoints.hf_config import Config, count, head_width, integers, number
 from qtool.formats.gguf_values import boolean
 from qtool.gguf.architectures import keys, limits
 from qtool.gguf.architectures.granite_4 import twice_as_wide
@@ -71,7 +71,7 @@ def _kinds(config: dict[str, Any]) -> dict[str, Any]:
     attending = config.get("attn_layer_indices")
     if attending is None and config.get("layer_types") is not None:
         return {"mamba_d_head": "auto", **config}
-    attending = whole_numbers(config, "attn_layer_indices")
+    attending = integers(config, "attn_layer_indices")
     blocks = range(count(config, "num_hidden_layers"))
     kinds = ["full_attention" if b in attending else "linear_attention" for b in blocks]
     return {"mamba_d_head": "auto", **config, "layers_block_type": kinds}

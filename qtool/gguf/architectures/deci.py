@@ -12,9 +12,9 @@ from qtool.checkpoints.hf_config import (
     Config,
     count,
     head_width,
+    integers,
     number,
     of_block,
-    whole_numbers,
 )
 from qtool.errors import SettingError
 from qtool.formats.gguf_values import Kind, Value, array, u32
@@ -56,7 +56,7 @@ def _settle_deci(config: dict[str, Any]) -> dict[str, Any]:
     blocks, heads = count(config, "num_hidden_layers"), count(config, "num_attention_heads")
     config["heads_in_a_row"] = 1
     if config.get("block_configs") is None:
-        each = whole_numbers(config, "num_key_value_heads_per_layer")
+        each = integers(config, "num_key_value_heads_per_layer")
         if each:
             limits.listed(config, "num_key_value_heads_per_layer", blocks)
             config[BY_BLOCK] = [{"num_key_value_heads": one} for one in each]

@@ -4,7 +4,7 @@ tokens further back that are put together, four at a time or 128; between four r
     wo_a [groups * rank, heads * head / groups]   each row is of one group's heads
     ape  [tokens, keys]                           where a token is among those put together; of four
                                                   at a time, each entry is of eight, and keys double
-    tid2eid [vocabulary, experts of a token]      in the first blocks, whole numbers
+    tid2eid [vocabulary, experts of a token]      in the first blocks, integers
 
 Four at a time, an indexer chooses among the entries. What predicts further tokens is left out.
 Released checkpoints and transformers name the same settings otherwise: compress_ratios and
@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from qtool.checkpoints.hf_config import BY_BLOCK, Config, count, number, whole_numbers
+from qtool.checkpoints.hf_config import BY_BLOCK, Config, count, integers, number
 from qtool.errors import SourceError
 from qtool.formats.gguf_values import Kind, Value, array, u32
 from qtool.gguf.architectures import limits, sparse_keys
@@ -72,7 +72,7 @@ def _ratios(config: Config, blocks: int) -> list[int]:
     """How many tokens each block puts together, 0 where it sees a window alone."""
     kinds = config.get("layer_types")
     if kinds is None:
-        given = whole_numbers(config, "compress_ratios")
+        given = integers(config, "compress_ratios")
         usual = [_MANY if b < 2 or b % 2 == 0 else _FEW for b in range(blocks)]
         found = given or usual
         if len(found) < blocks:

@@ -9,7 +9,7 @@ layer_types, layernorm_*_alpha and *_alpha_factor.
 
 from typing import Any
 
-from qtool.checkpoints.hf_config import Config, count, head_width, number, whole_numbers
+from qtool.checkpoints.hf_config import Config, count, head_width, integers, number
 from qtool.formats.gguf_values import Kind, Value, array, u32
 from qtool.gguf.architectures import keys, limits
 from qtool.gguf.architectures.keys import Key
@@ -40,7 +40,7 @@ def _settle(config: dict[str, Any]) -> dict[str, Any]:
             config.setdefault(f"{part}_{name}_factor", config.get(older, 1))
     blocks = count(config, "num_hidden_layers")
     if config.get("layer_types") is None:
-        given = whole_numbers(config, "attn_type_list")
+        given = integers(config, "attn_type_list")
         full = [bool(one) for one in given] or [bool((b + 1) % 2) for b in range(blocks)]
         kinds = ["full_attention" if one else "linear_attention" for one in full]
         config["layer_types"] = kinds

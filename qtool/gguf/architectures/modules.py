@@ -56,7 +56,7 @@ class Module:
     transposed: bool = False  # the checkpoint's matrix is transposed
     folded: bool = False  # the checkpoint's is a vector, whose numbers here are in rows
     padded: str = ""  # the setting that counts its rows in a checkpoint; the others are zeros
-    whole: bool = False  # whole numbers, of 64 bits in a checkpoint and 32 in a file
+    whole: bool = False  # integers, of 64 bits in a checkpoint and 32 in a file
     packed: bool = False  # or in MXFP4, in a tensor of blocks and one of scales
     # The module with what follows from settings, as `rows`, `columns` and `cut` may.
     fit: Callable[["Module", Config], "Module"] | None = None

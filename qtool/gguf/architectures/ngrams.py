@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from qtool.checkpoints.hf_config import Config, count, number, whole_numbers
+from qtool.checkpoints.hf_config import Config, count, integers, number
 from qtool.formats.gguf_values import Kind, Value, array, u32
 from qtool.gguf.architectures.keys import Key
 from qtool.gguf.architectures.modules import BLOCK, Module, in_blocks
@@ -30,7 +30,7 @@ _AT = BLOCK + "ple."
 
 def _blocks(config: Config) -> list[int]:
     """Which blocks have them; settings count from one."""
-    return [b - 1 for b in whole_numbers(config, "ple_layer_ids")]
+    return [b - 1 for b in integers(config, "ple_layer_ids")]
 
 
 def _has_ngrams(config: Config, b: int) -> bool:

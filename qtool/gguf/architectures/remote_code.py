@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from qtool.checkpoints.hf_config import Config, count, head_width, number, whole_numbers
+from qtool.checkpoints.hf_config import Config, count, head_width, integers, number
 from qtool.formats.gguf_values import Value, f32, u32
 from qtool.gguf.architectures import keys, limits, sparse_keys
 from qtool.gguf.architectures.dense import LLAMA
@@ -185,7 +185,7 @@ _WINDOW = 4096  # whatever a file says
 
 
 def _windowed(config: Config) -> bool:
-    return any(whole_numbers(config, "sliding_window_layout"))
+    return any(integers(config, "sliding_window_layout"))
 
 
 def _small_window(config: Config) -> Value | None:
@@ -201,7 +201,7 @@ def _known_layout(config: Config) -> str | None:
     if windows and config.get("sliding_window_size") != _WINDOW:
         return f"sliding_window_size is {config.get('sliding_window_size')}, and it takes {_WINDOW}"
     for name in ("rope_layout", *(("sliding_window_layout",) if windows else ())):
-        given = whole_numbers(config, name)
+        given = integers(config, name)
         if config.get(name) is not None and [int(bool(one)) for one in given] != usual:
             return f"{name} is not {usual[:5]} and so on, which it takes for granted"
     if any(one != 1 for one in config.get("moe_layer_layout") or []):

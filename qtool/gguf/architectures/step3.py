@@ -12,10 +12,10 @@ from qtool.checkpoints.hf_config import (
     BY_BLOCK,
     Config,
     count,
+    integers,
     layer_types,
     number,
     of_block,
-    whole_numbers,
 )
 from qtool.errors import SettingError
 from qtool.formats.gguf_values import Kind, Value, array, boolean, u32
@@ -61,7 +61,7 @@ def _settle(config: dict[str, Any]) -> dict[str, Any]:
         given = config.get("moe_layers_enum")
         if isinstance(given, str) and all(part.strip().isdecimal() for part in given.split(",")):
             given = [int(part) for part in given.split(",")]
-        listed = whole_numbers({"moe_layers_enum": given}, "moe_layers_enum")
+        listed = integers({"moe_layers_enum": given}, "moe_layers_enum")
         sparse = {*listed} if listed else {*range(_LEADING, blocks)}
         config["mlp_layer_types"] = ["sparse" if b in sparse else "dense" for b in range(blocks)]
     mlps = config["mlp_layer_types"]

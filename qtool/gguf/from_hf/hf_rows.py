@@ -149,11 +149,11 @@ class HfRows:
 
 
 def whole_rows(stretch: Stretch, info: TensorInfo) -> Callable[[int, int], NDArray[np.uint8]]:
-    """The rows of a matrix of whole numbers, as int32; read() refuses those below zero."""
+    """The rows of a matrix of integers, as int32; read() refuses those below zero."""
     kinds = {"I64": np.int64, "I32": np.int32}
     if info.dtype not in kinds or len(info.shape) != 2 or 0 in info.shape:
         raise FormatError(
-            f"{info.name} is {info.dtype} {list(info.shape)}, expected a matrix of whole numbers"
+            f"{info.name} is {info.dtype} {list(info.shape)}, expected a matrix of integers"
         )
     size = info.nbytes // info.shape[0]
 

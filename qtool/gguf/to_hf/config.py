@@ -105,7 +105,7 @@ def hf_config(
     known = {key.name: key for key in row.keys}
     for key in row.keys:
         if key.make is None and key.name in given:
-            value = plain(given[key.name])  # of a whole number, if another writer's
+            value = plain(given[key.name])  # of an integer, if another writer's
             config[key.setting] = float(value) if key.real else value
     for name, value in given.items():
         if name in _SETTINGS and known[name].make is not None:

@@ -46,7 +46,7 @@ class HfTensor:
             yield spec.name, self.bytes_of(number)
 
     def copied(self, dtype: str) -> bool:
-        """Whether the file's own bytes are what is stored as this dtype; or its whole numbers."""
+        """Whether the file's own bytes are what is stored as this dtype; or its integers."""
         if self.module.whole:
             return True
         changed = self.module.add or self.module.values is not None or self.type.weights > 1
@@ -65,10 +65,10 @@ class HfTensor:
         """float32 [last - first, in_features]: rows of one of the tensors."""
         start = number * prod(self.specs[0].shape[:-1]) if len(self.specs) > 1 else 0
         if self.module.whole:
-            return self._whole_numbers(first, last).astype(np.float32)
+            return self._integers(first, last).astype(np.float32)
         return taken_back(floats_of(self.source, start + first, start + last), self.module)
 
-    def _whole_numbers(self, first: int, last: int) -> NDArray[np.int32]:
+    def _integers(self, first: int, last: int) -> NDArray[np.int32]:
         raw = np.ascontiguousarray(self.source.read(first, last))
         return raw.reshape(-1).view(np.int32).reshape(last - first, -1)
 
@@ -76,7 +76,7 @@ class HfTensor:
         """The bytes of one of the tensors."""
         spec = self.specs[number]
         if self.module.whole:
-            numbers = self._whole_numbers(0, self.source.rows)
+            numbers = self._integers(0, self.source.rows)
             return numbers.astype(np.int64).reshape(-1).view(np.uint8)
         if self.module.rearranged:
             return _stored(put_back(self.source, self.module, self.groups), spec.dtype, spec.name)

@@ -48,7 +48,7 @@ _NO_NUMBERS = {
     "rope.dimension_sections": frozenset(),
     "ssm.dt_b_c_rms": frozenset({Kind.BOOL}),
 }
-# Whole numbers beside those of which the table says so.
+# Integers beside those of which the table says so.
 _COUNTED = (
     "block_count", "context_length", "expert_gating_func", "rope.dimension_count",
     "nextn_predict_layers", "rope.scaling.original_context_length", "ssm.inner_size",
@@ -177,7 +177,7 @@ def _check(
 
 _WORDS = {
     Kind.BOOL: "true or false", Kind.STRING: "text",
-    **dict.fromkeys(WHOLE, "a whole number"),
+    **dict.fromkeys(WHOLE, "an integer"),
 }  # fmt: skip
 
 

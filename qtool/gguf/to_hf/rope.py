@@ -72,7 +72,7 @@ def put_rope(
     sections = given.get("rope.dimension_sections")
     if sections is not None:
         if sections.element not in WHOLE:
-            raise FormatError("metadata: rope.dimension_sections is not a list of whole numbers")
+            raise FormatError("metadata: rope.dimension_sections is not a list of integers")
         own: dict[str, Any] = {"mrope_section": [int(one) for one in sections.value[:3]]}
         if not row.name.startswith("glm4"):
             own["mrope_interleaved"] = True

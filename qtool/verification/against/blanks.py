@@ -1,7 +1,7 @@
 """Codes that are those of bytes of 0, where the source is far from what they stand for.
 
 Stretches of a file that were never written, or lost, are 0: of a few bytes they hardly show in the
-error of a matrix. Of whole numbers 0 is the lowest code; of small floats, and of 8 bits where the
+error of a matrix. Of integers 0 is the lowest code; of small floats, and of 8 bits where the
 middle is 0, it is a weight of 0. Rounding leaves no weight far from there, and errors that GPTQ
 hands on leave no more of them than at codes that are like it and no byte's default: the highest, or
 the neighbours of a weight of 0. Far is, in steps, the most part of the way to the middle; of

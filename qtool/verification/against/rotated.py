@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from qtool.transforms.rotations import Rotations
 
 CHECK, SCALES = "rotation", "smoothing"
-_SEEDS = "a whole number from 0 to 4,294,967,295"
+_SEEDS = "an integer from 0 to 4,294,967,295"
 _KINDS = ("r1", "r2", "r3", "r4")
 
 

@@ -1,6 +1,6 @@
 """What vLLM and SGLang load of compressed-tensors, layer by layer.
 
-    vLLM      whole numbers of 2 to 8 bits, but its own kernels are for 4 and 8
+    vLLM      integers of 2 to 8 bits, but its own kernels are for 4 and 8
     SGLang    4 and 8 bits; of packed experts the `format` of the whole config counts; an
               activation order that leaves groups out of order where weights are symmetric, as
               compressed-tensors has it up to 0.18, which SGLang asks for

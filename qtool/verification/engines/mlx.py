@@ -53,7 +53,7 @@ def mlx_findings(view: EngineView) -> Iterator[Finding]:
         yield Finding(
             "error", "engine-format", "",
             f"mlx-lm is not known to load {view.format}; `qtool convert --to mlx` stores the same "
-            "codes as mlx where these are whole numbers",
+            "codes as mlx where these are integers",
         )  # fmt: skip
     if view.quantized and (why := refused(kind)) is not None:
         yield Finding("error", "engine-model", "", f"mlx-lm has no quantized {kind}: {why}")

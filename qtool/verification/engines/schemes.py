@@ -161,7 +161,7 @@ def _vllm(pair: Pair) -> str | None:
     if inputs.kind == "float":
         return None  # some GPUs have one
     if expert or pair.layout != "pack-quantized":
-        return _whole_numbers(pair, expert)
+        return _integers(pair, expert)
     fits = (
         weights.strategy in _RUNS
         and inputs.bits in (4, 8)
@@ -195,8 +195,8 @@ def _fp8(pair: Pair, more: str = ", mxfp4 and mxfp8") -> str | None:
     return None if fits else _STATIC
 
 
-def _whole_numbers(pair: Pair, expert: bool = False) -> str | None:
-    """vLLM's rule of whole numbers on both sides that are not packed."""
+def _integers(pair: Pair, expert: bool = False) -> str | None:
+    """vLLM's rule of integers on both sides that are not packed."""
     weights, inputs = pair.weights, pair.inputs
     assert inputs is not None
     given = (inputs.bits, inputs.strategy, inputs.dynamic)
@@ -228,8 +228,8 @@ def _sglang(pair: Pair) -> str | None:
             None if fits else f"{known}, of experts symmetric ones of 4 bits also with 8-bit ones"
         )
     if pair.expert:
-        return "whole numbers on both sides are not for its experts on GPUs; FP8 is"
-    fits = _whole_numbers(pair) is None and weights.bits == 8
+        return "integers on both sides are not for its experts on GPUs; FP8 is"
+    fits = _integers(pair) is None and weights.bits == 8
     return None if fits else f"{_INT8}8-bit weights with a scale a row"
 
 
@@ -249,7 +249,7 @@ def _sglang_floats(pair: Pair, inputs: Numbers | None) -> str | None:
 
 
 def _sglang_packed(pair: Pair) -> str | None:
-    """Whole numbers that are multiplied by inputs as they are."""
+    """Integers that are multiplied by inputs as they are."""
     weights = pair.weights
     if pair.layout != "pack-quantized" or weights.bits not in (4, 8):
         return "without rounded inputs, int4 and int8 in pack-quantized do"

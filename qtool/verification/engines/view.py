@@ -125,7 +125,7 @@ class EngineView:
         return tuple(layer for layer in self.layers if layer.stored is not None)
 
     def number(self, *keys: str) -> int | None:
-        """A positive whole number of the language model's config."""
+        """A positive integer of the language model's config."""
         text = text_config(self.config)
         found = (text.get(key) for key in keys)
         return next((n for n in found if type(n) is int and n > 0), None)

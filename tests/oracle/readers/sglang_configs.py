@@ -62,7 +62,7 @@ def main() -> None:
                 setattr(module, name, False)
     marlin_utils.get_device_capability = lambda *_: (8, 0)
     awq._is_cuda, awq._is_npu = True, False
-    # Which whole numbers the kernel of compressed-tensors' linear layers is made for.
+    # Which integers the kernel of compressed-tensors' linear layers is made for.
     package = Path(quantization.__file__).parents[3]
     source = (package / "kernels/jit/csrc/gemm/marlin/gptq_marlin.cuh").read_text()
     made_for = {name.lower() for name in re.findall(r"COMMON_GET_IF\(host::k(\w+)\)", source)}

@@ -57,7 +57,7 @@ def packed(bits: int, symmetric: bool = True) -> Tensors:
 
 
 def plain(strategy: str = "channel") -> Tensors:
-    """An MLP of whole numbers in a byte each, as compressed-tensors has it."""
+    """An MLP of integers in a byte each, as compressed-tensors has it."""
     tensors: Tensors = {"model.embed_tokens.weight": ("BF16", (512, 256))}
     for name, rows, columns in MATRICES:
         module = f"model.layers.0.mlp.{name}_proj"

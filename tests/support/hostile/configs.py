@@ -81,7 +81,7 @@ CONFIGS = [
     Row("a model type that is a number", run({"model_type": 7}), "no causal language"),
     Row("10^9 blocks in GGUF", gguf({"num_hidden_layers": 10**9}),
         "says 1000000000 blocks, and there are only"),
-    Row("a width that is text", gguf({"hidden_size": "16"}), "expected a positive whole number"),
+    Row("a width that is text", gguf({"hidden_size": "16"}), "expected a positive integer"),
     Row("a count beyond 32 bits", gguf({"max_position_embeddings": 2**40}),
         "max_position_embeddings is|does not fit|expected"),
     Row("rope settings that are a list", gguf({"rope_parameters": [1, 2]}), "rope_parameters"),
