@@ -1,4 +1,4 @@
-"""Names that transformers gives to modules of models that also see or hear, where a checkpoint has
+"""Names that transformers gives to modules of multimodal models, where a checkpoint has
 others.
 
     multi_modal_projector.linear_1                model.multi_modal_projector.linear_1

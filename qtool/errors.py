@@ -53,7 +53,7 @@ class UnsupportedError(QtoolError):
 
 
 class NoGradientError(UnsupportedError):
-    """torch cannot go back through what a model computes, or what comes back is not finite."""
+    """torch cannot backpropagate through what a model computes, or gradients are not finite."""
 
 
 class UsageError(QtoolError):

@@ -11,7 +11,7 @@ error in their keys and values costs as much more or less. Plain GPTQ counts all
 matrices other tokens read of, whatever a model calls them, is seen on the probe: those on whose
 outputs at earlier tokens the block's last output depends. What else reads the same input, as
 queries do, counts tokens likewise. All other inputs keep to plain sums, and so do blocks without
-attention: the way back through the steps of a state space takes many times the way there.
+attention: the backward pass through the steps of a state space takes many times the forward pass.
 
 Gradients are of the block as it is before its matrices are quantized, on what comes of those before
 it: one pass through its first matrices and back.
@@ -98,7 +98,7 @@ class Guidance:
                     raise UnsupportedError(f"{why}; {without}") from error
                 self.alike[block.index] = str(why)
                 return {}
-        give_back()  # what the way back took
+        give_back()  # what the backward pass took
         weights: dict[str, Sequence[torch.Tensor]] = {}
         for site in found.sites:
             read = [one.matrix for one in found.linears if one.site == site.id]

@@ -129,14 +129,14 @@ _PACKAGES = {
 }  # fmt: skip
 
 
-def sees(config: Mapping[str, Any]) -> bool:
+def takes_images(config: Mapping[str, Any]) -> bool:
     """Whether the model is one of images and text, by its config."""
     return "vision_config" in config
 
 
 def task(config: Mapping[str, Any]) -> str:
     """The hub's name for what the model is for."""
-    return "image-text-to-text" if sees(config) else "text-generation"
+    return "image-text-to-text" if takes_images(config) else "text-generation"
 
 
 def loading(view: EngineView) -> str:
@@ -168,7 +168,7 @@ def loading(view: EngineView) -> str:
     # Building its class to see takes longer than rounding some models.
     asks = any(layer_of(f"{layer.module}.weight") is not None for layer in view.quantized)
     if "transformers" in loads:
-        family = f"AutoModelFor{'ImageTextToText' if sees(view.config) else 'CausalLM'}"
+        family = f"AutoModelFor{'ImageTextToText' if takes_images(view.config) else 'CausalLM'}"
         only = ""
         if asks:
             only = (

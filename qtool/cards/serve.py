@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Iterable
 from pathlib import Path
 
-from qtool.checkpoints.decoder_names import sees
+from qtool.checkpoints.decoder_names import of_tower
 from qtool.checkpoints.gguf_models import gguf_models
 from qtool.checkpoints.structure import names_model
 from qtool.engine_commands import COMMANDS
@@ -71,7 +71,7 @@ def next_lines(
     of it that were not written."""
     lines = []
     if (said := command(artifact)) is not None:
-        apart = " --mmproj FILE" if gguf_models(artifact) and any(map(sees, left)) else ""
+        apart = " --mmproj FILE" if gguf_models(artifact) and any(map(of_tower, left)) else ""
         lines.append(f"next: {said}{apart}")
     if modelfile:
         from qtool.homes.ollama import create_line

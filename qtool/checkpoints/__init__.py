@@ -6,5 +6,5 @@ structure.py        the decoder blocks; roles.py: what each tensor is; names.py:
 fused_experts.py    experts in 3-D tensors, one by one; fused_names.py: and back
 padding.py          wider feed-forward layers, found by feed_forward.py
 gguf_models.py      the GGUF files at a path; beside.py: adapters and copies beside the weights
-decoder_names.py    a model that also sees, under its decoder's names
+decoder_names.py    a multimodal model, under its decoder's names
 """

@@ -1,4 +1,4 @@
-"""A checkpoint of a model that also sees, under the names that its decoder has alone.
+"""A checkpoint of a multimodal model, under the names that its decoder has alone.
 
     language_model.model.layers.0.*, model.language_model.layers.0.*  ->  model.layers.0.*
     model.text_model.layers.0.*, thinker.model.layers.0.*             ->  model.layers.0.*
@@ -16,7 +16,7 @@ from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.checkpoints.hf_config import TEXT_CONFIGS, text_settings
 
 _INSIDE = re.compile(r"(?<![^.])(?:language_model|text_model|thinker)\.")
-_SEES = (
+_TOWERS = (
     "vision_tower.", "vision_model.", "visual.", "multi_modal_projector.", "embed_vision.",
     "vision_embedder.", "audio_tower.", "embed_audio.", "connector.", "mlp1.", "vit.", "mlp_AR.",
     "vit_large_projector.", "patch_merge_mlp.",
@@ -39,9 +39,9 @@ def name_alone(name: str) -> str:
     return _INSIDE.sub("", name)
 
 
-def sees(name: str) -> bool:
-    """Whether a tensor is of a part that sees or hears."""
-    return name_alone(name).removeprefix("model.").startswith(_SEES)
+def of_tower(name: str) -> bool:
+    """Whether a tensor is of a vision or audio tower."""
+    return name_alone(name).removeprefix("model.").startswith(_TOWERS)
 
 
 def has_parts(config: Mapping[str, Any]) -> bool:

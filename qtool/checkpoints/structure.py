@@ -24,7 +24,7 @@ OTHER_TOWERS = re.compile(
     r"|encoder(?!.*decoder)",
     re.IGNORECASE,
 )
-# Blocks that predict tokens further on, where they have a list of their own.
+# Blocks of multi-token prediction, where they have a list of their own.
 AHEAD = re.compile(r"(^|\.)(mtp|nextn|draft)")
 # The first counts blocks, where the second counts how often blocks run.
 _COUNT_KEYS = ("num_layers_per_stack", "num_hidden_layers", "n_layer", "num_layers", "n_layers")

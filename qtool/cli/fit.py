@@ -64,8 +64,8 @@ def fit(
 ) -> None:
     """Choose types, or bits, matrix by matrix: the best of a given size.
 
-    What an error in each matrix costs the whole network is measured once, forwards and backwards;
-    the recipe that comes out is for `qtool quantize`:
+    What an error in each matrix costs the whole network is measured once, by a forward and a
+    backward pass; the recipe that comes out is for `qtool quantize`:
 
     qtool fit tiny --size 2MB -o mine.yaml
     """

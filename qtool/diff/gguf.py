@@ -187,7 +187,7 @@ def _second_scales(side: GgufSide) -> set[str]:
 
 
 def _alone_as(side: Side, other: Side) -> Side:
-    """A model that also sees, with its decoder named as alone where the other is a decoder."""
+    """A multimodal model, with its decoder named as alone where the other is a decoder."""
     if not isinstance(side, CheckpointSide) or side.artifact.found.format != "dense":
         return side
     if (config := _config_of(other)) is None:

@@ -202,7 +202,7 @@ def _passed(
     progress: Progress,
     precision: Precision,
 ) -> "Sensitivities":
-    """What the passes forwards and backwards tell."""
+    """What the forward and the backward pass tell."""
     from qtool.gradients import measure as sensitivities
     from qtool.streaming.skeleton import Skeleton
 

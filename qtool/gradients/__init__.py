@@ -1,4 +1,4 @@
-"""One pass forwards and one backwards: gradients of the model's loss, and what errors cost.
+"""One forward and one backward pass: gradients of the model's loss, and what errors cost.
 
 measure, head, sums             the two passes
 before, passing                 what comes before the blocks; states on their way, in files

@@ -1,7 +1,8 @@
 """What comes before the blocks: from gradients by it to those by the rows of tables.
 
 Hidden states come of an embedding, and in some models so does what each block is given for itself
-(Gemma's per-layer embeddings). The model's own code makes them, and torch goes back through it.
+(Gemma's per-layer embeddings). The model's own code makes them, and torch backpropagates through
+it.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,6 +1,6 @@
 """What of a measurement is finished, in the hidden folder of a run, so that one that dies goes on.
 
-    states-N                hidden states before block N, of the pass forwards
+    states-N                hidden states before block N, of the forward pass
     gradients-0, -1         gradients by what enters the block that was passed last, in turns
     sensitivity-N           of block N, or of the head where N is how many there are
     given-N                 gradients by what block N is given for itself, if it is: float32
@@ -43,7 +43,7 @@ class Kept:
     """Of one run."""
 
     space: Workspace
-    states: Passing  # of the pass forwards
+    states: Passing  # of the forward pass
     workers: Workers
 
     def keep_states(self, index: int) -> None:

@@ -1,4 +1,4 @@
-"""What rounding a matrix costs the whole network, from one pass forwards and one backwards.
+"""What rounding a matrix costs the whole network, from one forward and one backward pass.
 
 A matrix W becomes W + D. To second order the KL divergence from the original's predictions to the
 changed model's, in nats a token, is half the mean of (g' D x)^2, where x is what the matrix reads
@@ -14,7 +14,7 @@ An expert's sums are over the tokens that it read. An embedding is a matrix that
 time: each counts as often as the text is likely to ask for it, and its columns count as the
 gradient by them says, which is taken back from all that comes of them before the blocks.
 
-The pass forwards keeps the hidden states before each block on the disk, the pass backwards takes
+The forward pass keeps the hidden states before each block on the disk, the backward pass takes
 the blocks from the last to the first: one block in memory at a time, and a micro-batch a thread.
 Micro-batches are a thread's work each, and sums are added in their order, whatever the number of
 threads.
@@ -153,7 +153,7 @@ def _gathered(found: Sequence[Block], tables: dict[str, Sensitivity]) -> Sensiti
 
 @dataclass(frozen=True)
 class _Way:
-    """The pass forwards."""
+    """The forward pass."""
 
     skeleton: Skeleton
     passage: Passage

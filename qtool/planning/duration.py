@@ -54,8 +54,8 @@ SMOOTH_ROWS = 128
 COMPARING_PASSES = 4.5
 # To where keys and values are read, and back.
 GUIDED_PASSES = 0.8
-# Passes of some tokens forwards and back through all blocks and the head, and of each block again
-# back, with products of what its matrices give.
+# Forward and backward passes of some tokens through all blocks and the head, and of each block
+# again back, with products of what its matrices give.
 FED_BACK_PASSES = 7.0
 
 

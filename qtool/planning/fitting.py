@@ -2,7 +2,7 @@
 threads may work so that it stays within a budget. No byte of the recipe depends on it.
 
     memory = the process itself + sensitivities of all matrices
-             + the most of: rows of tables, and the way back to them,
+             + the most of: rows of tables, and the backward pass to them,
                    the head as float32 + logits a thread,
                    a block as float32 + what autograd keeps of a micro-batch a thread,
                    the table of the knapsack
@@ -25,14 +25,14 @@ from qtool.planning.peak import (
 from qtool.planning.shapes import Block, Setting, Shapes, micro_batch, table_bytes, text_bytes
 from qtool.recipe.file import Calibration
 
-TOGETHER = 512  # tokens whose way through a block a thread keeps for the way back
+TOGETHER = 512  # tokens whose way through a block a thread keeps for the backward pass
 STEPS = 200_000  # of a size, that the knapsack tells apart
 LOGITS = 1 << 22  # that a thread has at once, of a few tokens, or of one
 
 # What a thread has of logits at once, in copies: they, their logarithms, chances, gradients.
 _LOGIT_COPIES = 7
-# What autograd keeps of each token, and needs on its way back, in float32 numbers: in widths of the
-# hidden states, of the block's widest matrix, and of what experts read and give.
+# What autograd keeps of each token, and needs in the backward pass, in float32 numbers: in widths
+# of the hidden states, of the block's widest matrix, and of what experts read and give.
 _OF_HIDDEN, _OF_WIDEST, _OF_ROUTED = 26, 7, 6
 _OF_TABLES = 6  # micro-batches of rows, and of gradients by them
 
@@ -107,4 +107,4 @@ def _block(shapes: Shapes, block: Block, batches: int) -> Peak:
     sums = (batches + 1) * shapes.sensitivities // max(1, shapes.count)
     passing = held + given + sums + int(4 * batches * shapes.batch * numbers)
     loading = block.nbytes + reading(2 * block.largest)
-    return Peak(max(passing, loading), "a block in float32, and what goes back through it")
+    return Peak(max(passing, loading), "a block in float32, and its backward pass")

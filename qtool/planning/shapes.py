@@ -9,7 +9,7 @@ from math import lcm, prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qtool.checkpoints.decoder_names import sees
+from qtool.checkpoints.decoder_names import of_tower
 from qtool.errors import QtoolError, SourceError
 from qtool.memory import gram_sum_bytes
 from qtool.planning.handed import ALONE, PER_LAYER, Handed
@@ -245,7 +245,7 @@ def shapes_of(
         elif len(tensor.shape) == 2:
             outside = max(outside, tensor.nbytes)
             vocabulary = max(vocabulary, tensor.shape[0])
-            if PER_LAYER not in tensor.name and not sees(tensor.name):
+            if PER_LAYER not in tensor.name and not of_tower(tensor.name):
                 hidden = max(hidden, tensor.shape[1])
     settings = recipe.calibration
     grams = "awq" in recipe.transform_chain or recipe.rounding == "gptq" or recipe.searches_scales

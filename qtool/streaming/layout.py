@@ -7,8 +7,8 @@ hidden states:
 
     hidden states | first value | second value | ...
 
-So whatever keeps states, moves them or goes back through them needs to know of no kind of model,
-and the first positions of a text are the first rows of all that is handed on.
+So whatever keeps states, moves them or backpropagates through them needs to know of no kind of
+model, and the first positions of a text are the first rows of all that is handed on.
 """
 
 from collections.abc import Callable, Mapping, MutableMapping, Sequence

@@ -40,7 +40,7 @@ REFUSALS = (
 )
 
 
-# Of which the later ones also see or hear; the last is no part of early versions of transformers 5.
+# Of which the later ones are multimodal; the last is no part of early versions of transformers 5.
 _FAMILIES = ("AutoModelForCausalLM", "AutoModelForImageTextToText", "AutoModelForMultimodalLM")
 
 
@@ -142,7 +142,7 @@ def meta_model(checkpoint: Weights) -> Any:
             text = structure.text_config(padded.config)
             for key in padded.widths:
                 setattr(config.get_text_config(decoder=True), key, text[key])
-        # Of models that also see or hear the decoder is run, on text alone.
+        # Of multimodal models the decoder is run, on text alone.
         families = (getattr(transformers, name, None) for name in _FAMILIES)
         family = next((f for f in families if f and type(config) in f._model_mapping), None)
         if family is None and (alone := _class_of(checkpoint, type(config))) is None:
@@ -198,8 +198,8 @@ def _class_of(checkpoint: Weights, config: type) -> Any:
 
 
 def find_blocks(model: nn.Module) -> tuple[str, nn.ModuleList]:
-    """The outermost ModuleList that holds most parameters, and its prefix; of those that see or
-    speak only where there is no other."""
+    """The outermost ModuleList that holds most parameters, and its prefix; of vision and speech
+    only where there is no other."""
     best: tuple[tuple[bool, int], str, nn.ModuleList] | None = None
     outer: list[str] = []
     for name, module in model.named_modules():

@@ -46,7 +46,7 @@ def recorded(
     Last, of how many values the model's loop takes a block's result apart, 0 where it does not;
     where it hands one of them to the next block, the arguments have Returned. The calls' layout is
     that of hidden states alone. prefix: the blocks' own. kept: arguments so far; without, they stay
-    as they are, and torch can go back through them. to_head: go on from the last block to the
+    as they are, and torch can backpropagate through them. to_head: go on from the last block to the
     head, to see that no block comes again, as in models that run some of them several times; an
     error on the way there says nothing.
     """

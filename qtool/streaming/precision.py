@@ -3,8 +3,8 @@
     float32     as all else
     bfloat16    both factors rounded to 8 bits of mantissa, their products summed in float32
 
-Passes go forwards and back through blocks and head; Gram matrices are of what they meet. All that
-decides what a weight becomes stays as it is: searches, proofs, factors and sweeps, tuning, and
+Forward and backward passes go through blocks and head; Gram matrices are of what they meet. All
+that decides what a weight becomes stays as it is: searches, proofs, factors and sweeps, tuning, and
 rotations that are learned. Only CPUs that multiply tiles of bfloat16 (AMX, Xeons since 2023) gain
 by it; on others, and on a GPU, products are float32.
 

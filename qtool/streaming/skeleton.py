@@ -197,7 +197,7 @@ class Skeleton:
         self, batches: Sequence[NDArray[np.int64]], use: Callable[[int, LookedUp], None]
     ) -> None:
         """Call use(number, micro-batch) with each of some [n, length] before the first block, as
-        torch can go back through what comes before it. Tables are read once."""
+        torch can backpropagate through what comes before it. Tables are read once."""
         every = np.concatenate([tokens.reshape(-1) for tokens in batches])
         with (
             self._outer_weights(),

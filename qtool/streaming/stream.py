@@ -156,7 +156,7 @@ class LoadedBlock:
             ) from error
 
     def no_gradient(self, error: RuntimeError, so: str) -> Exception:
-        """What is to be raised where torch could not go back through it. so: what follows."""
+        """What is to be raised where torch could not backpropagate through it. so: what follows."""
         raise_if_of_memory(error)
         said = " ".join(str(error).split())[:200]
         if any(words in said for words in _NO_GRADIENT):

@@ -1,4 +1,5 @@
-"""Parts of models that see or hear. Text needs none of them: they are built, and never run."""
+"""Vision and audio towers of multimodal models. Text needs none of them: they are built, and never
+run."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -20,7 +21,7 @@ def part_with_text(config: Mapping[str, Any]) -> str:
 
 def attention_of_parts(config: Any, attention: str) -> str | dict[str, str]:
     """What a class is to be built with where its decoder has this attention: eager in towers, of
-    which some have nothing else (Gemma 4's that hears)."""
+    which some have nothing else (Gemma 4's of audio)."""
     parts = getattr(config, "sub_configs", None)
     if not parts:
         return attention
@@ -31,7 +32,7 @@ def attention_of_parts(config: Any, attention: str) -> str | dict[str, str]:
 @contextmanager
 def left_out_where_libraries_are_missing(whole: Any) -> Iterator[None]:
     """Within, a model of config `whole` is built without parts that need what is not installed
-    (timm for Gemma 3n's tower that sees); their tensors are then unknown. ImportError where that is
+    (timm for Gemma 3n's vision tower); their tensors are then unknown. ImportError where that is
     its decoder."""
     from transformers import AutoModel
 

@@ -308,9 +308,7 @@ def _refused(tensors: Mapping[str, TensorInfo]) -> str | None:
     """Why the residual stream of this model cannot be rotated, where names tell."""
     towers = (name for name in tensors if structure.OTHER_TOWERS.search(name))
     if (tower := next(towers, None)) is not None:
-        return (
-            f"{tower} is of a part that sees or hears, whose outputs would have to be rotated, too"
-        )
+        return f"{tower} is of a vision or audio tower, whose outputs would have to be rotated, too"
     for name in tensors:
         parts = name.split(".")
         if any(part in _AFTER for part in parts):

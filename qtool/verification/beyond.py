@@ -9,7 +9,7 @@ from qtool.telling.sentences import count as counted
 from qtool.telling.sentences import some
 from qtool.verification.finding import Finding
 from qtool.verification.subject import Subject
-from qtool.verification.tensor_names import PREDICTION
+from qtool.verification.tensor_names import MTP_SETTINGS
 
 CHECK = "tensors"
 
@@ -22,7 +22,7 @@ def check_beyond(subject: Subject) -> Iterator[Finding]:
 
 def _names_beyond(subject: Subject) -> list[str]:
     text = structure.text_config(subject.config)
-    said = next((text[k] for k in PREDICTION if isinstance(text.get(k), int)), 0)
+    said = next((text[k] for k in MTP_SETTINGS if isinstance(text.get(k), int)), 0)
     if subject.blocks is None or structure.layer_count(subject.config) is None:
         return []
     first = subject.blocks.count + said
@@ -46,7 +46,7 @@ def _said_beyond(names: Sequence[str], blocks: int) -> str:
 
 def blocks_not_counted(subject: Subject) -> str | None:
     """That blocks which are like those that run lie behind them; None where there is none, and of
-    what predicts further tokens, which has tensors of its own."""
+    multi-token prediction, which has tensors of its own."""
     blocks: dict[int, set[str]] = defaultdict(set)
     for name in subject.present if subject.blocks is not None else ():
         if (found := _block_of(subject, name)) is not None:

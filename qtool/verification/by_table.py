@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from qtool.checkpoints.decoder_names import SAVE_WITH_HEAD, has_parts, name_alone, sees
+from qtool.checkpoints.decoder_names import SAVE_WITH_HEAD, has_parts, name_alone, of_tower
 from qtool.checkpoints.fused_experts import PARTS, WHOLE, stack_of
 from qtool.checkpoints.hf_config import count
 from qtool.checkpoints.roles import is_rotation
@@ -116,7 +116,7 @@ def _extra(subject: Subject, names: Mapping[str, str], used: Collection[str]) ->
         for plain, name in sorted(names.items())
         if plain not in used
         and not _welcome(plain)
-        # Blocks beyond those that run predict further tokens.
+        # Blocks beyond those that run are of multi-token prediction.
         and not (blocks and (role := subject.roles.get(name)) and "beyond the" in str(role.reason))
     ]
 
@@ -376,7 +376,7 @@ def _other_experts(
 def _welcome(name: str) -> bool:
     """Whether a tensor that no module of the table stands for may be there all the same."""
     return (
-        sees(name)
+        of_tower(name)
         or name.endswith(BUFFERS)
         or is_head(name.removesuffix(".weight"))  # looked at by the check of heads
         or "mtp." in name

@@ -13,7 +13,7 @@ from typing import Any
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.checkpoints.decoder_names import is_alone
 from qtool.checkpoints.gguf_models import is_gguf
-from qtool.gguf.architectures.prediction import MTP
+from qtool.gguf.architectures.mtp import MTP
 from qtool.gguf.tokenizer.hf_json import TOKENIZER, read_object
 from qtool.streaming.weights import Weights
 from qtool.telling.sentences import count as counted
@@ -122,7 +122,7 @@ def _unsaid(value: object) -> bool:
 
 
 def _none_ahead(key: str, value: object) -> bool:
-    """Whether it says that no blocks predict further tokens, as it does where it is not said."""
+    """Whether it says that there is no multi-token prediction, as it does where it is not said."""
     return key in ("num_nextn_predict_layers", MTP) and value == 0
 
 

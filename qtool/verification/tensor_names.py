@@ -2,8 +2,8 @@
 
 import re
 
-# Keys of config.json: how many layers predict further tokens.
-PREDICTION = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")
+# Keys of config.json: how many layers are of multi-token prediction.
+MTP_SETTINGS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")
 BUFFERS = ("inv_freq", "masked_bias", "position_ids", "causal_mask", ".attention.bias")
 # Scales and zeros of attention, which belong to no matrix.
 _ATTENTION = re.compile(r".*\.(?:[qkv](?:_proj)?[._](?:\w+_)?(?:scale|zero_point)|kv_scale|sinks)")

@@ -32,7 +32,7 @@ from qtool.verification.finding import Finding
 from qtool.verification.settings_form import class_of
 from qtool.verification.sizes import check_sizes
 from qtool.verification.subject import Subject
-from qtool.verification.tensor_names import PREDICTION, packed_part
+from qtool.verification.tensor_names import MTP_SETTINGS, packed_part
 
 CHECK = "tensors"
 # In the config.json of what `quantize` makes of a file alone, and warns of.
@@ -83,7 +83,7 @@ def check_tensors(subject: Subject) -> Iterator[Finding]:
     else:
         yield from _alike(subject)
         yield from check_sizes(subject)
-    yield from _prediction(subject)
+    yield from _mtp(subject)
     yield from check_beyond(subject)
     yield from check_packed(subject)
 
@@ -255,10 +255,10 @@ def _said_of_each(config: Mapping[str, Any], blocks: int) -> list[tuple[object, 
     return [tuple(one[block] for one in lists) for block in range(blocks)]
 
 
-def _prediction(subject: Subject) -> Iterator[Finding]:
-    """Layers that predict further tokens, which tools lose when they save what they loaded."""
+def _mtp(subject: Subject) -> Iterator[Finding]:
+    """Layers of multi-token prediction, which tools lose when they save what they loaded."""
     text = structure.text_config(subject.config)
-    said = next((k for k in PREDICTION if isinstance(text.get(k), int) and text[k] > 0), None)
+    said = next((k for k in MTP_SETTINGS if isinstance(text.get(k), int) and text[k] > 0), None)
     if said is None or subject.blocks is None:
         return
     start = f"{subject.blocks.prefix}.{subject.blocks.count}."

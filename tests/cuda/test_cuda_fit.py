@@ -1,4 +1,4 @@
-"""`fit --device cuda`: blocks are passed there, forwards and backwards."""
+"""`fit --device cuda`: forward and backward passes of blocks are there."""
 
 from pathlib import Path
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from qtool.checkpoints.hf_config import complete
 from qtool.errors import FormatError, QtoolError, SourceError, UnsupportedError
 from qtool.gguf.architectures import TABLE
-from qtool.gguf.architectures.inside import AROUND, OTHERWISE, TIED
+from qtool.gguf.architectures.multimodal import AROUND, OTHERWISE, TIED
 from qtool.gguf.from_hf.general import general_metadata
 from qtool.gguf.from_hf.rope_tensors import llama3_divisors
 from qtool.gguf.from_hf.source import hf_source

@@ -11,7 +11,7 @@ from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.checkpoints.hf_config import complete
 from qtool.errors import QtoolError, UnsupportedError
 from qtool.formats.gguf_values import Kind, Value, array, u32
-from qtool.gguf.architectures import TABLE, prediction
+from qtool.gguf.architectures import TABLE, mtp
 from qtool.gguf.architectures.linear_attention import is_linear
 from qtool.gguf.architectures.sizes import SIZES
 from qtool.gguf.from_hf.source import hf_source
@@ -90,16 +90,16 @@ def test_which_blocks_have_linear_attention() -> None:
     ],
 )
 def test_names_of_blocks_that_predict(name: str, there: str) -> None:
-    assert prediction.name_in_table(name, SETTINGS) == there
-    assert prediction.name_in_checkpoint(there, SETTINGS) == name
+    assert mtp.name_in_table(name, SETTINGS) == there
+    assert mtp.name_in_checkpoint(there, SETTINGS) == name
     same = "model.layers.3.mlp.up_proj.weight"
-    assert prediction.name_in_table(same, SETTINGS) == same
-    assert prediction.name_in_checkpoint(same, SETTINGS) == same
+    assert mtp.name_in_table(same, SETTINGS) == same
+    assert mtp.name_in_checkpoint(same, SETTINGS) == same
 
 
 def test_blocks_that_predict_are_counted() -> None:
-    assert prediction.predicting_blocks(["mtp.fc.weight", "model.norm.weight"]) == 0
-    assert prediction.predicting_blocks(["model.mtp.layers.1.mlp.up_proj.weight"]) == 2
+    assert mtp.mtp_blocks(["mtp.fc.weight", "model.norm.weight"]) == 0
+    assert mtp.mtp_blocks(["model.mtp.layers.1.mlp.up_proj.weight"]) == 2
 
 
 @pytest.mark.parametrize(

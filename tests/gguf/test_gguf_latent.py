@@ -129,7 +129,7 @@ def test_blocks_that_predict_are_dropped(tmp_path: Path) -> None:
     ahead = {"model.layers.1.eh_proj.weight": numbers(WIDTH, 2 * WIDTH)}
     source = source_of(tmp_path / "m", {**model(), **ahead}, num_nextn_predict_layers=1)
     ((name, reason),) = source.dropped
-    assert name == "model.layers.1.eh_proj.weight" and "predicts further tokens" in reason
+    assert name == "model.layers.1.eh_proj.weight" and "multi-token prediction" in reason
     assert source.metadata["deepseek2.block_count"] == u32(1)
     with pytest.raises(FormatError, match=r"no place for the tensor .*eh_proj"):
         source_of(tmp_path / "n", {**model(), **ahead})

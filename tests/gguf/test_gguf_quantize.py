@@ -354,8 +354,7 @@ def test_what_is_not_written_is_said(tmp_path: Path) -> None:
     said = [line for line in summary.lines() if line.startswith("not written")]
     assert said == [
         f"not written: {', '.join(rotary[:3])} and 1 more (llama.cpp computes it itself)",
-        "not written: mtp.norm.weight (predicts further tokens: files of llama.cpp's llama lack "
-        "it)",
+        "not written: mtp.norm.weight (multi-token prediction: files of llama.cpp's llama lack it)",
     ]
     found = json.loads(json.dumps(summary.json()))["dropped"]
     assert [item["name"] for item in found] == [*rotary, "mtp.norm.weight"]

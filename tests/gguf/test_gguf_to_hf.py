@@ -147,7 +147,7 @@ def test_every_key_of_the_table_is_put_back() -> None:
         "layer_types", "rope_parameters", "head_dim", "num_hidden_layers", "q_lora_rank",
         "indexer_types", "",
     }  # fmt: skip
-    predicted = {row.predicts for row in TABLE.values() if row.predicts}
+    predicted = {row.mtp for row in TABLE.values() if row.mtp}
     for row in TABLE.values():
         if not to_hf_config.has_way_back(row.name):
             continue

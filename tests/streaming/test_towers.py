@@ -102,7 +102,7 @@ def test_what_towers_write_into_is_not_rotated(name: str, tmp_path: Path) -> Non
     view = rotated.untied(source)
     found = rotate.prepare(view, RotateOptions(), lambda _: None)
     assert found.r1 is None and len(found.r2) == (3 if name != "qwen2_5_omni" else 2)
-    assert "is of a part that sees or hears" in found.left_out[0]
+    assert "is of a vision or audio tower" in found.left_out[0]
     assert view.head is None and view.config == source.config
 
 

@@ -72,7 +72,7 @@ def test_a_decoder_is_compared(kind: str, decoder: Path, tmp_path: Path) -> None
     finding, made_of = verdict.findings
     assert (finding.severity, finding.check) == ("note", "against")
     assert (made_of.severity, made_of.check) == ("note", "made-of")
-    assert "the source's decoder alone, without 1 tensor that the source sees" in finding.message
+    assert "the source's decoder alone, without 1 tensor of the source's vision" in finding.message
     assert len(verdict.layers) == 7
     with raw.edited(out) as tensors:
         name = "model.layers.0.mlp.down_proj.scales"

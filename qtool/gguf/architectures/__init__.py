@@ -34,7 +34,6 @@ from qtool.gguf.architectures.hrm_text import HRM_TEXT
 from qtool.gguf.architectures.hunyuan import HUNYUAN
 from qtool.gguf.architectures.hy_v4 import HY_V4
 from qtool.gguf.architectures.indexed import INDEXED
-from qtool.gguf.architectures.inside import AROUND, INSIDE, with_decoder
 from qtool.gguf.architectures.kimi_linear import KIMI_LINEAR
 from qtool.gguf.architectures.laguna import LAGUNA
 from qtool.gguf.architectures.latent_attention import LATENT_ATTENTION
@@ -46,6 +45,7 @@ from qtool.gguf.architectures.mamba import MAMBA
 from qtool.gguf.architectures.mimo_v2 import MIMO_V2
 from qtool.gguf.architectures.minimax_01 import MINIMAX_01
 from qtool.gguf.architectures.minimax_m3 import MINIMAX_M3
+from qtool.gguf.architectures.multimodal import AROUND, INSIDE, with_decoder
 from qtool.gguf.architectures.muse_glimmer import MUSE_GLIMMER
 from qtool.gguf.architectures.nemotron_h import NEMOTRON_H, has_experts
 from qtool.gguf.architectures.nemotron_puzzle import NEMOTRON_PUZZLE
@@ -55,15 +55,15 @@ from qtool.gguf.architectures.recent import RECENT
 from qtool.gguf.architectures.remote_code import REMOTE_CODE
 from qtool.gguf.architectures.remote_llamas import REMOTE_LLAMAS
 from qtool.gguf.architectures.row import Architecture
-from qtool.gguf.architectures.seeing import SEEING
 from qtool.gguf.architectures.short_convolutions import SHORT_CONVOLUTIONS
 from qtool.gguf.architectures.sparse import SPARSE
 from qtool.gguf.architectures.step3 import STEP3
+from qtool.gguf.architectures.vision import VISION
 
 __all__ = ["TABLE", "Architecture", "architecture_of"]
 
 TABLE: dict[str, Architecture] = {
-    **DENSE, **LAYER_NORMS, **GEMMA, **GEMMA3N, **GEMMA4, **SEEING, **SPARSE, **LINEAR_ATTENTION,
+    **DENSE, **LAYER_NORMS, **GEMMA, **GEMMA3N, **GEMMA4, **VISION, **SPARSE, **LINEAR_ATTENTION,
     **LATENT_ATTENTION, **GPT_OSS, **LLAMA4, **INDEXED, **SHORT_CONVOLUTIONS, **HUNYUAN,
     **OLDER, **RECENT, **NEMOTRON_H, **GRANITE_4, **MAMBA, **FALCON_H1, **COHERE2_MOE,
     **LATENT_MLP, **DBRX, **GRANITE_WINDOWS, **BAMBA, **REMOTE_CODE, **REMOTE_LLAMAS, **DECI,

@@ -1,8 +1,8 @@
 """Ling 3.0: delta nets whose states forget at a rate for each channel, and gated attention to
 latents in each last block of a group; experts but in the first blocks.
 
-Released checkpoints and transformers name the same settings otherwise; both are read. What predicts
-further tokens is left out.
+Released checkpoints and transformers name the same settings otherwise; both are read. Multi-token
+prediction is left out.
 """
 
 from dataclasses import replace

@@ -6,7 +6,7 @@ tokens further back that are put together, four at a time or 128; between four r
                                                   at a time, each entry is of eight, and keys double
     tid2eid [vocabulary, experts of a token]      in the first blocks, integers
 
-Four at a time, an indexer chooses among the entries. What predicts further tokens is left out.
+Four at a time, an indexer chooses among the entries. Multi-token prediction is left out.
 Released checkpoints and transformers name the same settings otherwise: compress_ratios and
 layer_types, num_hash_layers and mlp_layer_types, rope_scaling and rope_parameters.compress.
 """

@@ -13,9 +13,9 @@ from qtool.gguf.architectures.modules import (
     block,
     wide_norms,
 )
-from qtool.gguf.architectures.prediction import MTP, PREDICTION
+from qtool.gguf.architectures.mtp import MTP, MTP_MODULES
 from qtool.gguf.architectures.row import LLAMA_ROPE, OWN_HEADS, Architecture
-from qtool.gguf.architectures.sparse_keys import PREDICTING, blocks_with, with_own
+from qtool.gguf.architectures.sparse_keys import NEXTN_OF_MTP, blocks_with, with_own
 
 LLAMA = (*OUTER, *attention(pairs=True), *block(*TWO_NORMS))
 QWEN = (*OUTER, *attention(), *block(*TWO_NORMS))
@@ -122,15 +122,15 @@ DENSE: dict[str, Architecture] = {
     "Exaone4ForCausalLM": Architecture(
         "exaone4",
         (*OUTER, *attention(), *block("post_attention_layernorm", "post_feedforward_layernorm",
-                                      *QK_NORMS, *MLP), *PREDICTION),
-        (*with_own(keys.USUAL, blocks_with(MTP)), keys.VOCABULARY, PREDICTING,
+                                      *QK_NORMS, *MLP), *MTP_MODULES),
+        (*with_own(keys.USUAL, blocks_with(MTP)), keys.VOCABULARY, NEXTN_OF_MTP,
          keys.WINDOW, keys.window_pattern(4, always=True)),
         {"num_key_value_heads": 32, "max_position_embeddings": 2048, "rms_norm_eps": 1e-5,
          "rope_theta": 1e4, "sliding_window": 4096, "sliding_window_pattern": 4,
          "vocab_size": 102400},
         rope=LLAMA_ROPE,
         refuse=(limits.plain_heads, limits.windows_of_64_blocks), warn=(limits.no_dynamic_rope,),
-        predicts=MTP,  # 4.5 does
+        mtp=MTP,  # 4.5 does
     ),
     "Ernie4_5ForCausalLM": _ERNIE,
     "Ernie4_5_ForCausalLM": _ERNIE,

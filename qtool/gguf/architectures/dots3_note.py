@@ -1,5 +1,5 @@
 """dots3-note: attention to latents with a gate for each head, of two sizes: of what an indexer has
-chosen, or of the tokens in a window. The block that predicts a further token is left out.
+chosen, or of the tokens in a window. Multi-token prediction is left out.
 
 Latents are multiplied by the root of how much wider the model is; llama.cpp has that in the norms:
 

@@ -22,9 +22,9 @@ from qtool.gguf.architectures.modules import (
     attention,
     block,
     in_blocks,
-    predicting,
+    is_mtp,
 )
-from qtool.gguf.architectures.prediction import AHEAD
+from qtool.gguf.architectures.mtp import AHEAD
 from qtool.gguf.architectures.row import Architecture
 from qtool.gguf.architectures.sections import IF_SAID, has_sections
 from qtool.gguf.architectures.sparse import SPARSE
@@ -67,30 +67,30 @@ _GLM4 = (
     *attention()[2:],
     *block("mlp.gate_up_proj", "mlp.down_proj", *TWO_NORMS, "post_self_attn_layernorm",
            "post_mlp_layernorm"),
-    *in_blocks(predicting, AHEAD),
+    *in_blocks(is_mtp, AHEAD),
 )  # fmt: skip
 
 # fmt: off
 _ROW = Architecture(
     "glm4", _GLM4,
-    (*with_own(keys.USUAL, blocks_with(_NEXT)), sparse_keys.PREDICTS, keys.ROTATED_OF_HEAD,
+    (*with_own(keys.USUAL, blocks_with(_NEXT)), sparse_keys.NEXTN, keys.ROTATED_OF_HEAD,
      IF_SAID),
     {"num_key_value_heads": 2, "head_dim": 128, "max_position_embeddings": 131072,
      "rms_norm_eps": 1.5625e-07, "rope_theta": 1e4, "rope_partial_rotary_factor": 0.5},
-    warn=(limits.no_dynamic_rope,), predicts=_NEXT, ahead_needed=True,
+    warn=(limits.no_dynamic_rope,), mtp=_NEXT, ahead_needed=True,
 )
 _MOE = replace(_PLAIN_MOE, keys=(*_PLAIN_MOE.keys, IF_SAID))
 _WITHOUT_NORMS = {name: one for name, one in _MOE.defaults.items() if name != "use_qk_norm"}
-_SEES = {"rms_norm_eps": 1e-5, "rope_theta": 1e4}
+_OF_QWEN = {"rms_norm_eps": 1e-5, "rope_theta": 1e4}
 
 GLM: dict[str, Architecture] = {
     "Glm4ForCausalLM": _ROW,
     "Glm4MoeForCausalLM": _MOE,
     "Glm4vForConditionalGeneration": replace(
-        _ROW, defaults={**_SEES, "num_key_value_heads": 2, "max_position_embeddings": 32768},
+        _ROW, defaults={**_OF_QWEN, "num_key_value_heads": 2, "max_position_embeddings": 32768},
     ),
     "GlmOcrForConditionalGeneration": replace(
-        _ROW, defaults={**_SEES, "num_key_value_heads": 8, "max_position_embeddings": 131072},
+        _ROW, defaults={**_OF_QWEN, "num_key_value_heads": 8, "max_position_embeddings": 131072},
     ),
     "Glm4vMoeForConditionalGeneration": replace(
         _MOE, defaults={**_WITHOUT_NORMS, "max_position_embeddings": 65536},

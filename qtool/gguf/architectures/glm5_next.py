@@ -1,5 +1,5 @@
 """GLM-5.3: delta nets of Kimi Linear, and attention without positions to latents that an indexer
-has chosen by pools of tokens, between four residual streams. What predicts further tokens is left
+has chosen by pools of tokens, between four residual streams. Multi-token prediction is left
 out.
 
 What each stream keeps of the others is a matrix whose rows and columns add up to one, so that a

@@ -1,5 +1,5 @@
 """Hunyuan: a rope scaling that calls itself dynamic, and is a larger base once for all, which
-llama.cpp is told, or of models that also see, makes itself.
+llama.cpp is told, or of multimodal models, makes itself.
 
 Of models with experts config.json may say some numbers for each block; llama.cpp has one of each.
 """

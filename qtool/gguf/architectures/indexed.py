@@ -18,11 +18,11 @@ from qtool.gguf.architectures.latent_attention import (
     REFUSE,
     scores,
 )
-from qtool.gguf.architectures.modules import BLOCK, Module, in_blocks, predicting
-from qtool.gguf.architectures.prediction import AHEAD
+from qtool.gguf.architectures.modules import BLOCK, Module, in_blocks, is_mtp
+from qtool.gguf.architectures.mtp import AHEAD
 from qtool.gguf.architectures.row import Architecture
 from qtool.gguf.architectures.sparse import CHOICE_BIAS
-from qtool.gguf.architectures.sparse_keys import PREDICTS, blocks_with, with_own
+from qtool.gguf.architectures.sparse_keys import NEXTN, blocks_with, with_own
 
 _AHEAD = "num_nextn_predict_layers"
 _ROTATED = 64  # elements of an indexer's keys that llama.cpp rotates together, at least
@@ -53,7 +53,7 @@ def _kinds(config: Config) -> list[str]:
 
 
 def is_full(config: Config, b: int) -> bool:
-    return not predicting(config, b) and _kinds(config)[b] == "full"
+    return not is_mtp(config, b) and _kinds(config)[b] == "full"
 
 
 def _full(config: Config) -> Value:
@@ -73,7 +73,7 @@ def whole_rotations(config: Config) -> str | None:
     return f"index_head_dim is {given}, and it rotates keys of a multiple of {_ROTATED}"
 
 
-_PREDICTION = in_blocks(predicting, AHEAD)
+_MTP = in_blocks(is_mtp, AHEAD)
 INDEXER_COUNTS = (
     Key("attention.indexer.head_count", "index_n_heads"),
     Key("attention.indexer.key_length", "index_head_dim"),
@@ -84,7 +84,7 @@ INDEXER_KEYS = (*INDEXER_COUNTS, _TYPES)
 _KEYS = with_own(
     (*KEYS, scores(sparse_keys.SIGMOID)),
     blocks_with(_AHEAD),
-    PREDICTS,
+    NEXTN,
     *INDEXER_COUNTS,
 )
 _REFUSE = (*REFUSE, whole_rotations, limits.dense_first)
@@ -93,13 +93,13 @@ _DEFAULTS = {
     "num_experts_per_tok": 8, "moe_intermediate_size": 2048, "routed_scaling_factor": 2.5,
     "norm_topk_prob": True, "index_topk": 2048, "index_head_dim": 128,
 }  # fmt: skip
-# What a block that predicts has may be left out: llama.cpp goes without.
+# What a block of multi-token prediction has may be left out: llama.cpp goes without.
 _OF_GLM = (
     *in_blocks(is_full, INDEXER),
     *(
         replace(
             module, name=module.name.replace("indexer.", "indexer.ahead."), also=(module.name,),
-            blocks=predicting, needed=False, called=f"indexer.{called}",
+            blocks=is_mtp, needed=False, called=f"indexer.{called}",
         )
         for module, called in zip(INDEXER, ("attn_q_b", "attn_k", "k_norm", "proj"), strict=True)
     ),
@@ -108,20 +108,20 @@ _OF_GLM = (
 # fmt: off
 INDEXED: dict[str, Architecture] = {
     "DeepseekV32ForCausalLM": Architecture(
-        "deepseek32", (*LATENT_MODULES, *CHOICE_BIAS, *INDEXER, *_PREDICTION), _KEYS,
+        "deepseek32", (*LATENT_MODULES, *CHOICE_BIAS, *INDEXER, *_MTP), _KEYS,
         {**_DEFAULTS, "n_group": 8, "topk_group": 4, "index_n_heads": 64,
          "max_position_embeddings": 163840, "vocab_size": 129280},
         rope=("default", "yarn"), yarn=True, names="glm-dsa", refuse=_REFUSE, warn=(),
-        predicts=_AHEAD,
+        mtp=_AHEAD,
     ),
     "GlmMoeDsaForCausalLM": Architecture(
-        "glm-dsa", (*LATENT_MODULES, *CHOICE_BIAS, *_OF_GLM, *_PREDICTION),
+        "glm-dsa", (*LATENT_MODULES, *CHOICE_BIAS, *_OF_GLM, *_MTP),
         (*_KEYS, _TYPES),
         {**_DEFAULTS, "n_group": 1, "topk_group": 1, "index_n_heads": 32, "q_lora_rank": 2048,
          "v_head_dim": 256, "qk_nope_head_dim": 192, "rms_norm_eps": 1e-5,
          "max_position_embeddings": 202752, "vocab_size": 154880},
         rope=("default",), refuse=(*_REFUSE, known_start, limits.whole_heads_rotated), warn=(),
-        predicts=_AHEAD,
+        mtp=_AHEAD,
     ),
 }
 # fmt: on

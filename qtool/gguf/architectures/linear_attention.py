@@ -29,10 +29,10 @@ from qtool.gguf.architectures.modules import (
     block,
     norms_plus_one,
 )
-from qtool.gguf.architectures.prediction import MTP, PREDICTION
+from qtool.gguf.architectures.mtp import MTP, MTP_MODULES
 from qtool.gguf.architectures.row import Architecture
 from qtool.gguf.architectures.sparse import QWEN_EXPERTS, SHARED_EXPERT
-from qtool.gguf.architectures.sparse_keys import PREDICTING
+from qtool.gguf.architectures.sparse_keys import NEXTN_OF_MTP
 from qtool.gguf.from_hf.row_maps import RowMap, Rows, listed
 from qtool.gguf.from_hf.value_maps import MINUS_EXP
 
@@ -42,7 +42,7 @@ _SECTIONS = (11, 11, 10)  # of the class: how many pairs tell time, height and w
 
 
 def is_linear(config: Config, block: int) -> bool:
-    """Whether a block has a delta net; those that predict further tokens have attention."""
+    """Whether a block has a delta net; those of multi-token prediction have attention."""
     if block >= count(config, "num_hidden_layers"):
         return False
     if kinds := layer_types(config):
@@ -148,7 +148,7 @@ FULL_ATTENTION = tuple(
         *block("self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", *QK_NORMS),
     )
 )
-_AROUND = norms_plus_one((*OUTER, *FULL_ATTENTION, *block(*TWO_NORMS), *PREDICTION))
+_AROUND = norms_plus_one((*OUTER, *FULL_ATTENTION, *block(*TWO_NORMS), *MTP_MODULES))
 _CONV = ("keys and values", "kernel")
 DELTA_NET = _delta_net(
     Module("in_proj_qkv", shape=_WIDE, fit=_values_after_keys),
@@ -183,8 +183,8 @@ SPARSE_MLP = (*QWEN_EXPERTS, *block("mlp.gate", "mlp.shared_expert_gate", *SHARE
 
 
 def _blocks(config: Config) -> Value:
-    predicting = config.get("mtp_num_hidden_layers") or 0
-    return u32(count(config, "num_hidden_layers") + predicting)
+    ahead = config.get("mtp_num_hidden_layers") or 0
+    return u32(count(config, "num_hidden_layers") + ahead)
 
 
 def _recurrent(config: Config) -> Value | None:
@@ -212,7 +212,7 @@ def _inner(config: Config) -> Value:
 KEYS = (
     *(key for key in keys.USUAL if key.name != "block_count"),
     Key("block_count", "num_hidden_layers", _blocks),
-    PREDICTING,
+    NEXTN_OF_MTP,
     Key("ssm.conv_kernel", "linear_conv_kernel_dim"),
     Key("ssm.state_size", "linear_key_head_dim"),
     Key("ssm.group_count", "linear_num_key_heads"),
@@ -240,13 +240,13 @@ _WARN = (limits.no_dynamic_rope, limits.one_epsilon)
 _QWEN3_5 = Architecture(
     "qwen35", (*_QWEN35, *block(*MLP)), (*KEYS, SECTIONED),
     {**DEFAULTS, "num_key_value_heads": 4},
-    refuse=_REFUSE, warn=_WARN, predicts=MTP,
+    refuse=_REFUSE, warn=_WARN, mtp=MTP,
 )
 _QWEN3_5_MOE = Architecture(
     "qwen35moe", (*_QWEN35, *SPARSE_MLP), (*KEYS, *OF_EXPERTS, SECTIONED),
     {**DEFAULTS, "num_key_value_heads": 2, "num_experts": 256, "num_experts_per_tok": 8,
      "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512},
-    refuse=_REFUSE, warn=_WARN, predicts=MTP,
+    refuse=_REFUSE, warn=_WARN, mtp=MTP,
 )
 
 LINEAR_ATTENTION: dict[str, Architecture] = {
@@ -261,7 +261,7 @@ LINEAR_ATTENTION: dict[str, Architecture] = {
          "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512,
          "norm_topk_prob": True, "decoder_sparse_step": 1},
         refuse=(*_REFUSE, limits.experts_everywhere, limits.chosen_add_up(True)), warn=_WARN,
-        predicts=MTP,
+        mtp=MTP,
     ),
 }
 # fmt: on

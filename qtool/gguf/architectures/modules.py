@@ -189,8 +189,8 @@ def since(setting: str) -> Where:
     return lambda config, b: not leading(config, b)
 
 
-def predicting(config: Config, b: int) -> bool:
-    """The blocks behind the others, which predict further tokens."""
+def is_mtp(config: Config, b: int) -> bool:
+    """Multi-token prediction: the blocks behind the others."""
     return b >= count(config, "num_hidden_layers")
 
 

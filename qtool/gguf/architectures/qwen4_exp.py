@@ -25,7 +25,7 @@ from qtool.gguf.architectures.linear_attention import (
     is_linear,
 )
 from qtool.gguf.architectures.modules import BLOCK, Module, norms_plus_one
-from qtool.gguf.architectures.prediction import MTP
+from qtool.gguf.architectures.mtp import MTP
 from qtool.gguf.architectures.row import Architecture
 from qtool.gguf.from_hf.row_maps import some_rows
 

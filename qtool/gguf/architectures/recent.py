@@ -26,10 +26,10 @@ from qtool.gguf.architectures.modules import (
     choice_bias,
     experts,
     in_blocks,
-    predicting,
+    is_mtp,
     since,
 )
-from qtool.gguf.architectures.prediction import AHEAD
+from qtool.gguf.architectures.mtp import AHEAD
 from qtool.gguf.architectures.row import Architecture
 from qtool.gguf.architectures.sparse import CHOICE_BIAS
 from qtool.gguf.architectures.sparse_keys import SIGMOID, blocks_with, gating, with_own
@@ -107,7 +107,7 @@ _HUNYUAN = (
         *(Module(f"{BLOCK}mlp.shared_mlp.{part}_proj", called=f"ffn_{part}_shexp", shape=shape)
           for part, shape in (("gate", _TO_SHARED), ("up", _TO_SHARED), ("down", _FROM_SHARED))),
     )),
-    *in_blocks(predicting, (
+    *in_blocks(is_mtp, (
         *(m for m in AHEAD if not m.name.endswith("shared_head.norm")),
         Module(BLOCK + "shared_head.norm", also=(BLOCK + "final_layernorm",)),
     )),
@@ -116,7 +116,7 @@ _HUNYUAN = (
 # fmt: off
 RECENT: dict[str, Architecture] = {
     "Glm4MoeLiteForCausalLM": Architecture(
-        "deepseek2", (*LATENT_MODULES, *CHOICE_BIAS, *in_blocks(predicting, AHEAD)),
+        "deepseek2", (*LATENT_MODULES, *CHOICE_BIAS, *in_blocks(is_mtp, AHEAD)),
         with_own((*KEYS, scores(SIGMOID)), blocks_with(_NEXT),
                  Key("nextn_predict_layers", _NEXT, _ahead)),
         {**DEFAULTS, "q_lora_rank": 768, "qk_nope_head_dim": 192, "v_head_dim": 256,
@@ -124,7 +124,7 @@ RECENT: dict[str, Architecture] = {
          "moe_intermediate_size": 1536, "n_group": 1, "topk_group": 1,
          "routed_scaling_factor": 1.8, "norm_topk_prob": True, "rms_norm_eps": 1e-5,
          "max_position_embeddings": 202752, "vocab_size": 154880},
-        rope=("default", "yarn"), yarn=True, names="glm-dsa", predicts=_NEXT,
+        rope=("default", "yarn"), yarn=True, names="glm-dsa", mtp=_NEXT,
         refuse=(*REFUSE, limits.dense_first), warn=(),
     ),
     "AfmoeForCausalLM": Architecture(
@@ -170,7 +170,7 @@ RECENT: dict[str, Architecture] = {
     "HYV3ForCausalLM": Architecture(
         "hy_v3", _HUNYUAN,
         with_own(
-            keys.MOE, blocks_with(_NEXT), sparse_keys.PREDICTS, sparse_keys.LEADING,
+            keys.MOE, blocks_with(_NEXT), sparse_keys.NEXTN, sparse_keys.LEADING,
             gating(SIGMOID),
             Key("expert_shared_feed_forward_length", "", _shared_width),
             Key("expert_shared_count", "num_shared_experts"),
@@ -181,7 +181,7 @@ RECENT: dict[str, Architecture] = {
         {"num_key_value_heads": 8, "head_dim": 128, "num_experts": 192, "num_experts_per_tok": 8,
          "num_shared_experts": 1, "moe_intermediate_size": 1536, "router_scaling_factor": 2.826,
          "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 11158840.0},
-        names="glm4moe", predicts=_NEXT, rope=("default", "linear", "yarn"),
+        names="glm4moe", mtp=_NEXT, rope=("default", "linear", "yarn"),
         refuse=(limits.dense_first, limits.no_biases("attention_bias", "mlp_bias")), warn=(),
     ),
 }

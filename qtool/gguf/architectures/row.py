@@ -30,12 +30,12 @@ class Architecture:
     # Whose names of tensors it has, where the gguf package does not know it, or not all of it.
     names: str = ""
     bare: bool = False  # names of tensors lack "model.", with which some begin, or "backbone."
-    # The class that computes the text by itself, where this one also sees.
+    # The class that computes the text by itself, where this one is multimodal.
     alone: str = ""
     needs_head: bool = False  # llama.cpp never takes the embedding
     refuse: tuple[Limit, ...] = ()
     warn: tuple[Limit, ...] = (limits.no_window, limits.no_dynamic_rope)
-    predicts: str = ""  # the setting that counts the blocks behind the others, which predict ahead
+    mtp: str = ""  # the setting that counts the blocks of multi-token prediction, behind the others
     ahead_needed: bool = False  # llama.cpp does not go without these, where a file counts them
     # Numbers that each block has in a tensor of its own, by the key that lists them.
     learned: Mapping[str, str] = field(default_factory=dict)
@@ -54,9 +54,9 @@ class Architecture:
         return config if self.settle is None else self.settle(config)
 
     def blocks(self, config: Config) -> int:
-        """How many a file has, those that predict further tokens included."""
-        ahead = self.predicts and config.get(self.predicts)
-        return count(config, "num_hidden_layers") + (count(config, self.predicts) if ahead else 0)
+        """How many a file has, those of multi-token prediction included."""
+        ahead = self.mtp and config.get(self.mtp)
+        return count(config, "num_hidden_layers") + (count(config, self.mtp) if ahead else 0)
 
     @property
     def passed_over(self) -> "Architecture":

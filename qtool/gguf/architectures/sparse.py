@@ -15,11 +15,11 @@ from qtool.gguf.architectures.modules import (
     choice_bias,
     experts,
     in_blocks,
-    predicting,
+    is_mtp,
     since,
     wide_norms,
 )
-from qtool.gguf.architectures.prediction import AHEAD
+from qtool.gguf.architectures.mtp import AHEAD
 from qtool.gguf.architectures.row import LLAMA_ROPE, OWN_HEADS, Architecture
 from qtool.gguf.architectures.sparse_keys import with_own
 from qtool.gguf.from_hf.row_maps import FIRST_HALF, SECOND_HALF
@@ -136,14 +136,14 @@ SPARSE: dict[str, Architecture] = {
         "glm4moe",
         (*QWEN, *LATER_EXPERTS, *CHOICE_BIAS,
          *(Module(BLOCK + name, asked="use_qk_norm") for name in QK_NORMS),
-         *in_blocks(predicting, AHEAD)),
+         *in_blocks(is_mtp, AHEAD)),
         sparse_keys.GLM4_MOE,
         {"num_key_value_heads": 8, "n_routed_experts": 128, "num_experts_per_tok": 8,
          "moe_intermediate_size": 1408, "n_shared_experts": 1, "routed_scaling_factor": 1.0,
          "first_k_dense_replace": 1, "norm_topk_prob": True, "use_qk_norm": False,
          "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 1e4,
          "rope_partial_rotary_factor": 0.5},
-        predicts="num_nextn_predict_layers",
+        mtp="num_nextn_predict_layers",
     ),
     "SolarOpenForCausalLM": Architecture(  # GLM-4.5 without its norms, and experts in each block
         "glm4moe",

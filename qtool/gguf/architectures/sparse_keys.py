@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from qtool.checkpoints.hf_config import Config, count, head_width, number
 from qtool.formats.gguf_values import Value, u32
 from qtool.gguf.architectures.keys import MOE, USUAL, Key
-from qtool.gguf.architectures.prediction import MTP
+from qtool.gguf.architectures.mtp import MTP
 
 Keys = tuple[Key, ...]
 SOFTMAX, SIGMOID = 1, 2
@@ -22,11 +22,11 @@ def gating(function: int) -> Key:
     return Key("expert_gating_func", "", lambda config: u32(function))
 
 
-def blocks_with(predicts: str) -> Key:
+def blocks_with(mtp: str) -> Key:
     """The number of blocks, with those that a setting counts beyond num_hidden_layers."""
 
     def make(config: Config) -> Value:
-        ahead = count(config, predicts) if config.get(predicts) else 0
+        ahead = count(config, mtp) if config.get(mtp) else 0
         return u32(count(config, "num_hidden_layers") + ahead)
 
     return Key("block_count", "num_hidden_layers", make)
@@ -49,14 +49,14 @@ LEADING = Key("leading_dense_block_count", "first_k_dense_replace")
 ADD_UP = Key("expert_weights_norm", "norm_topk_prob", flag=True)
 SCALED = Key("expert_weights_scale", "routed_scaling_factor", real=True)
 # Of blocks that are there, whatever config.json says.
-PREDICTING = Key(
+NEXTN_OF_MTP = Key(
     "nextn_predict_layers", MTP, lambda config: u32(count(config, MTP)) if config.get(MTP) else None
 )
-PREDICTS = Key("nextn_predict_layers", "num_nextn_predict_layers")
+NEXTN = Key("nextn_predict_layers", "num_nextn_predict_layers")
 
 ROUTED = with_own(MOE, Key("expert_count", "n_routed_experts"), *GROUPS, SHARED_COUNT, LEADING)
 DOTS1 = (*ROUTED, ADD_UP, SCALED, gating(SIGMOID))
-GLM4_MOE = with_own(DOTS1, blocks_with("num_nextn_predict_layers"), ROTATED, PREDICTS)
+GLM4_MOE = with_own(DOTS1, blocks_with("num_nextn_predict_layers"), ROTATED, NEXTN)
 MINIMAX_M2 = with_own(
     USUAL,
     Key("expert_feed_forward_length", "intermediate_size"),

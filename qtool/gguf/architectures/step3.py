@@ -1,5 +1,5 @@
 """Step 3.5 and 3.7: windows in most blocks, which have more heads there, a gate for each head, and
-experts in three tensors of a block. What predicts further tokens is left out.
+experts in three tensors of a block. Multi-token prediction is left out.
 
 Released checkpoints list rope settings block by block; here they are of the two kinds of blocks.
 """
@@ -54,7 +54,7 @@ def _settle(config: dict[str, Any]) -> dict[str, Any]:
     blocks = count(config, "num_hidden_layers")
     config |= {name: config[other] for name, other in _NAMES.items() if other in config}
     for name in ("layer_types", "mlp_layer_types", "swiglu_limits", "swiglu_limits_shared"):
-        if isinstance(config.get(name), list):  # of those that predict further tokens, too
+        if isinstance(config.get(name), list):  # of multi-token prediction, too
             config[name] = config[name][:blocks]
     config["layer_types"] = kinds = layer_types(config) or ["full_attention"] * blocks
     if config.get("mlp_layer_types") is None:

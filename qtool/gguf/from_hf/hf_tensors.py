@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from qtool.checkpoints.checkpoint import Checkpoint
-from qtool.checkpoints.decoder_names import name_alone, sees
+from qtool.checkpoints.decoder_names import name_alone, of_tower
 from qtool.checkpoints.hf_config import count
 from qtool.errors import OTHER_MODEL, FormatError, SourceError, UnsupportedError
 from qtool.formats import safetensors_file as st
 from qtool.formats.gguf_values import Kind, Value, array
 from qtool.gguf.architectures.modules import EMBEDDINGS, HEADS, Module, spelled
-from qtool.gguf.architectures.prediction import name_in_table
+from qtool.gguf.architectures.mtp import name_in_table
 from qtool.gguf.architectures.shapes import expected_shape
 from qtool.gguf.from_hf.cuts import Cut
 from qtool.gguf.from_hf.expert_rows import BLOCKS, MXFP4, SCALES, biases, packed_rows
@@ -60,9 +60,9 @@ class Found:
                 plain = plain.removeprefix("model.").removeprefix("backbone.")
             if self.mtp:
                 plain = name_in_table(plain, self.config)
-            if sees(plain):
+            if of_tower(plain):
                 reason = (
-                    "sees images or hears: llama.cpp keeps that part in a file of its own, which "
+                    "vision or audio: llama.cpp keeps that part in a file of its own, which "
                     "its convert_hf_to_gguf.py --mmproj makes"
                 )
                 self.dropped.append((name, reason))
@@ -206,13 +206,13 @@ class Found:
         self.dropped.append((info.name, "follows from config.json, and is said in metadata"))
 
     def left_out(self, block: int) -> bool:
-        """Whether this is a block that predicts further tokens, of which there is no tensor."""
+        """Whether this is a block of multi-token prediction, of which there is no tensor."""
         if block < self.config["num_hidden_layers"]:
             return False
         return not any(name.startswith(f"model.layers.{block}.") for name in self.names)
 
     def beyond(self, name: str) -> bool:
-        """Whether a tensor is of a block that predicts further tokens, behind those that run."""
+        """Whether a tensor is of a block of multi-token prediction, behind those that run."""
         first, ahead = self.config["num_hidden_layers"], self.config.get("num_nextn_predict_layers")
         blocks = range(first, first + ahead) if isinstance(ahead, int) else ()
         return any(name.startswith(f"model.layers.{block}.") for block in blocks)

@@ -23,7 +23,7 @@ from qtool.formats.gguf_values import Value, string, u32
 from qtool.gguf.architectures import Architecture, architecture_of
 from qtool.gguf.architectures.limits import usual_yarn
 from qtool.gguf.architectures.modules import HEADS, Module
-from qtool.gguf.architectures.prediction import MTP, predicting_blocks
+from qtool.gguf.architectures.mtp import MTP, mtp_blocks
 from qtool.gguf.from_hf.general import general_metadata
 from qtool.gguf.from_hf.hf_tensors import Found
 from qtool.gguf.from_hf.rope_tensors import rope_tensors
@@ -53,13 +53,13 @@ def hf_source(checkpoint: Checkpoint) -> GgufSource:
     refuse_adapter(checkpoint)
     architecture = architecture_of(checkpoint.config, where)
     config = architecture.completed(checkpoint.config)
-    if architecture.predicts == MTP:
-        config[MTP] = predicting_blocks(checkpoint.tensors)
+    if architecture.mtp == MTP:
+        config[MTP] = mtp_blocks(checkpoint.tensors)
     _refuse(architecture, checkpoint, config)
-    mtp = architecture.predicts == MTP
+    mtp = architecture.mtp == MTP
     found = Found(checkpoint, config, mtp=mtp, bare=architecture.bare)
     if architecture.ahead_needed and found.left_out(count(config, "num_hidden_layers")):
-        config.pop(architecture.predicts, None)  # config.json counts what is not stored
+        config.pop(architecture.mtp, None)  # config.json counts what is not stored
     tensors = _tensors(architecture, found)
     learned = {key: found.numbers(name) for key, name in architecture.learned.items()}
     if architecture.constants is not None:
@@ -238,7 +238,7 @@ def _reason(name: str, architecture: Architecture, found: Found) -> str:
             )
         return "the head is the embedding, which is stored once"
     if name.removeprefix("model.").startswith(("mtp.", "mtp_")) or found.beyond(name):
-        return f"predicts further tokens: files of llama.cpp's {architecture.name} lack it"
+        return f"multi-token prediction: files of llama.cpp's {architecture.name} lack it"
     raise FormatError(
         f"{where}: llama.cpp's {architecture.name} with {found.config['num_hidden_layers']} blocks "
         f"has no place for the tensor {name!r}; config.json belongs to another checkpoint, or "

@@ -38,7 +38,7 @@ _TOKEN_IDS = {
 }  # fmt: skip
 _REMOTE = {row.name for row in TABLE.values() if row.remote}
 _REMOTE -= {row.name for row in TABLE.values() if not row.remote}
-_BESIDE = "this is the text beside a part that sees, without which transformers has no class for it"
+_BESIDE = "this is the text beside a vision tower, without which transformers has no class for it"
 _NO_CLASS = "transformers has no class for the decoder alone"
 # Why a file cannot be made a checkpoint again, by architecture.
 _NO_WAY_BACK = {
@@ -110,10 +110,10 @@ def hf_config(
     for name, value in given.items():
         if name in _SETTINGS and known[name].make is not None:
             _SETTINGS[name](config, plain(value))
-    if row.predicts:
+    if row.mtp:
         if (ahead := given.get("nextn_predict_layers")) is not None:
-            config[row.predicts] = ahead.value
-        config["num_hidden_layers"] = given["block_count"].value - config.get(row.predicts, 0)
+            config[row.mtp] = ahead.value
+        config["num_hidden_layers"] = given["block_count"].value - config.get(row.mtp, 0)
     if attends_to_latents(row):
         put_latents(row, named, config, given, source)
     if row.name == "minicpm3":

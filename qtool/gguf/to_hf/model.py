@@ -22,7 +22,7 @@ from qtool.errors import FormatError
 from qtool.formats.safetensors_header import TensorSpec
 from qtool.gguf.architectures import TABLE, Architecture
 from qtool.gguf.architectures.modules import HEADS, Module
-from qtool.gguf.architectures.prediction import MTP, name_in_checkpoint
+from qtool.gguf.architectures.mtp import MTP, name_in_checkpoint
 from qtool.gguf.architectures.shapes import expected_shape
 from qtool.gguf.from_hf.hf_tensors import ALWAYS_FLOAT32
 from qtool.gguf.from_hf.source import NOTHING_READS, gguf_names
@@ -192,7 +192,7 @@ def _check_rows(source: GgufSource, tensor: SourceTensor, module: Module, groups
 def _named(row: Architecture, config: Mapping[str, Any], block: int, suffix: str, name: str) -> str:
     """What the checkpoint calls it."""
     whole = name.replace("{b}", str(block)) + suffix
-    return name_in_checkpoint(whole, config) if row.predicts == MTP else whole
+    return name_in_checkpoint(whole, config) if row.mtp == MTP else whole
 
 
 def _specs(

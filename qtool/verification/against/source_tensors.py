@@ -7,7 +7,7 @@ from pathlib import Path
 
 from qtool.artifacts.artifact import Artifact
 from qtool.artifacts.lost import reason as dropped_as
-from qtool.checkpoints.decoder_names import is_alone, sees
+from qtool.checkpoints.decoder_names import is_alone, of_tower
 from qtool.checkpoints.gguf_models import is_gguf
 from qtool.checkpoints.roles import is_rotation
 from qtool.checkpoints.structure import text_config
@@ -19,7 +19,7 @@ from qtool.telling.sentences import AGAIN, some
 from qtool.telling.sentences import count as counted
 from qtool.verification.finding import Finding
 from qtool.verification.subject import Subject
-from qtool.verification.tensor_names import BUFFERS, PREDICTION, of_attention, packed_part
+from qtool.verification.tensor_names import BUFFERS, MTP_SETTINGS, of_attention, packed_part
 
 _MOST_LOST = 0.5  # of the tensors
 
@@ -46,7 +46,7 @@ def check_against(subject: Subject) -> Iterator[Finding]:
         return
     source = subject.source.tensors
     stacks = _stacks(source)
-    predicts = any(text_config(subject.config).get(key) for key in PREDICTION)
+    ahead = any(text_config(subject.config).get(key) for key in MTP_SETTINGS)
     lost = [
         name
         for name in source
@@ -56,12 +56,12 @@ def check_against(subject: Subject) -> Iterator[Finding]:
         and not _unstacked(name, subject)
         and dropped_as(name) is None  # of a source that is quantized
     ]
-    if is_alone(subject.config, subject.source.config) and (others := list(filter(sees, lost))):
-        lost = [name for name in lost if not sees(name)]
+    if is_alone(subject.config, subject.source.config) and (others := list(filter(of_tower, lost))):
+        lost = [name for name in lost if not of_tower(name)]
         yield Finding(
             "note", "against", others[0],
             "the artifact is the source's decoder alone, without "
-            f"{counted(len(others), 'tensor')} that the source sees with: {some(others)}",
+            f"{counted(len(others), 'tensor')} of the source's vision or audio: {some(others)}",
         )  # fmt: skip
     if len(lost) > _MOST_LOST * len(source):
         yield Finding(
@@ -73,7 +73,7 @@ def check_against(subject: Subject) -> Iterator[Finding]:
     by_kind: dict[str, list[str]] = defaultdict(list)
     for name in lost:
         found = experts_of(name)
-        mtp = "mtp" in name.lower() or (predicts and _beyond(name, subject))
+        mtp = "mtp" in name.lower() or (ahead and _beyond(name, subject))
         by_kind["multi-token prediction" if mtp else "experts" if found else ""].append(name)
     for kind, names in by_kind.items():
         yield Finding(

@@ -2,7 +2,8 @@
 
 Its names are not always a checkpoint's (checkpoints.conversions), and a list of what is left
 unquantized is compared with its own: what a list of compressed-tensors or bitsandbytes does not
-name so, a tower that sees for instance, is made up instead of loaded, with a warning at most.
+name so, a vision tower for instance, is newly initialized instead of loaded, with a warning at
+most.
 
 Source: transformers 5.24 (quantizers_utils.should_convert_module), compressed-tensors 0.20
 (quantization/lifecycle/apply, utils/match).

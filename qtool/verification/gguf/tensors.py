@@ -83,8 +83,8 @@ def sizes(source: GgufSource) -> dict[str, Any]:
         value = integer(source, key)
         if value is not None:
             found[setting] = value
-    if row is not None and row.predicts:
-        found["num_hidden_layers"] -= found.get(row.predicts, 0)
+    if row is not None and row.mtp:
+        found["num_hidden_layers"] -= found.get(row.mtp, 0)
     if f"{source.architecture}.attention.head_count_kv" not in source.metadata:
         found["num_key_value_heads"] = found.get("num_attention_heads")
     if found.get("q_lora_rank") == 0:
@@ -157,7 +157,7 @@ def check_tensors(source: GgufSource) -> Iterator[Finding]:
         module, first = modules[name], modules[name].ends[0][0]
         head = name in HEADS
         needed = (module.required(settings) and not head) or (head and row.needs_head)
-        # llama.cpp goes without blocks that predict further tokens.
+        # llama.cpp goes without blocks of multi-token prediction.
         needed = needed and (block < settings["num_hidden_layers"] or block in there)
         if needed and gguf_name + first not in tensors and gguf_name != "token_embd":
             lost.append(gguf_name + first)

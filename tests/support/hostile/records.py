@@ -57,7 +57,7 @@ RECORDS = [
     Row("no samples at all", measured(samples=0), "expected 1 to 1000000"),
     Row("10^30 samples", measured(samples=10**30), r"calibration\.samples is 10000.*to 1000000"),
     Row("a negative length", measured(length=-16), r"calibration\.length is -16; expected 1 to"),
-    Row("a seed of a half", measured(seed=0.5), r"calibration\.seed is 0\.5; expected a whole"),
+    Row("a seed of a half", measured(seed=0.5), r"calibration\.seed is 0\.5; expected an integer"),
     Row("a digest that is none", measured(digest="sha256:x"), r'calibration\.digest is "sha256:x"'),
     Row("aware of a text", measured(error_aware="no"), r"error_aware is .no.; expected true or"),
 ]  # fmt: skip

@@ -184,8 +184,8 @@ SAID_BEYOND = {
 }
 NO_WAY_BACK = {
     "apertus": "what activations learned in tensors, .* cannot be turned back",
-    "step-3.7": "beside a part that sees, without which transformers has no class",
-    "glm-5.3": "beside a part that sees, without which transformers has no class",
+    "step-3.7": "beside a vision tower, without which transformers has no class",
+    "glm-5.3": "beside a vision tower, without which transformers has no class",
     **dict.fromkeys(
         ("muse-glimmer", "chameleon", "chameleon-heads"), "no class for the decoder alone"
     ),

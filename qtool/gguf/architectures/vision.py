@@ -1,4 +1,4 @@
-"""Decoders of models that also see: llama.cpp reads the part that sees from a file of its own.
+"""Decoders of vision models: llama.cpp reads the vision tower from a file of its own (mmproj).
 
 Of a text alone all sections of a rotation count the same positions, and nothing is added to the
 inputs of blocks; so each is one of the decoders of text, under a name and with keys of its own.
@@ -91,7 +91,7 @@ _HEARS = replace(
     _QWEN2, defaults={**_QWEN2.defaults, "num_key_value_heads": 4, "rms_norm_eps": 1e-6}
 )
 
-SEEING: dict[str, Architecture] = {
+VISION: dict[str, Architecture] = {
     "Qwen2VLForConditionalGeneration": _QWEN2,
     "Qwen2_5_VLForConditionalGeneration": _QWEN2,
     "Qwen3VLForConditionalGeneration": Architecture(

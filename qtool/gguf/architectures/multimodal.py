@@ -1,4 +1,4 @@
-"""Classes that see or hear, around a decoder of any class: text_config.model_type names that one.
+"""Multimodal classes, around a decoder of any class: text_config.model_type names that one.
 
 Released checkpoints leave out of text_config what equals the default of the decoder's class, sizes
 too; no checkpoint of a decoder alone does that.
@@ -16,10 +16,10 @@ from qtool.gguf.architectures.latent_attention import LATENT_ATTENTION
 from qtool.gguf.architectures.latent_mlp import LATENT_MLP
 from qtool.gguf.architectures.nemotron_h import NEMOTRON_H, has_experts
 from qtool.gguf.architectures.row import Architecture
-from qtool.gguf.architectures.seeing import SEEING
 from qtool.gguf.architectures.short_convolutions import SHORT_CONVOLUTIONS
 from qtool.gguf.architectures.sparse import SPARSE
 from qtool.gguf.architectures.sparse_keys import with_own
+from qtool.gguf.architectures.vision import VISION
 
 # The class around -> what may be inside, first what is where config.json does not say.
 AROUND: Mapping[str, tuple[str, ...]] = {
@@ -115,12 +115,12 @@ INSIDE: dict[str, Architecture] = {
 }
 _EXPERTS = "NemotronH_Nano_VL_V2 with experts"
 INSIDE[_EXPERTS] = NEMOTRON_H["NemotronHForCausalLM with experts"]
-# llama.cpp takes it for a Qwen that sees, of whose sights none goes into blocks.
-_SEES = SEEING["Qwen3VLForConditionalGeneration"]
+# llama.cpp takes it for a Qwen-VL, of whose images none goes into blocks.
+_OF_QWEN = VISION["Qwen3VLForConditionalGeneration"]
 INSIDE["Qwen3ASRForConditionalGeneration"] = replace(
-    _SEES,
-    keys=with_own(_SEES.keys, Key("n_deepstack_layers", "", lambda _: u32(0))),
-    defaults={**_SEES.defaults, **INSIDE["Qwen3ASRForConditionalGeneration"].defaults},
+    _OF_QWEN,
+    keys=with_own(_OF_QWEN.keys, Key("n_deepstack_layers", "", lambda _: u32(0))),
+    defaults={**_OF_QWEN.defaults, **INSIDE["Qwen3ASRForConditionalGeneration"].defaults},
 )
 # Settings and tensors of the decoder lie outermost.
 INSIDE["DotsOCRForCausalLM"] = DENSE["Qwen2ForCausalLM"]

@@ -1,4 +1,5 @@
-"""Blocks that predict further tokens: names under which checkpoints keep them, and llama.cpp's.
+"""Multi-token prediction (MTP, nextn): what checkpoints call its blocks, and llama.cpp does.
+llama.cpp's.
 
     mtp.layers.0.self_attn.q_proj    model.layers.N.self_attn.q_proj    blk.N.attn_q
     mtp.fc                           model.layers.N.eh_proj             blk.N.nextn.eh_proj
@@ -24,7 +25,7 @@ _LAYER = re.compile(r"mtp\.layers\.(\d{1,4})\.")
 _BLOCK = re.compile(r"model\.layers\.(\d+)\.")
 
 
-def predicting_blocks(names: Iterable[str]) -> int:
+def mtp_blocks(names: Iterable[str]) -> int:
     """How many such blocks a checkpoint has."""
     found = (_LAYER.match(name.removeprefix("model.")) for name in names)
     return max((int(one[1]) + 1 for one in found if one), default=0)
@@ -42,7 +43,7 @@ def name_in_table(name: str, config: Config) -> str:
 
 
 def name_in_checkpoint(name: str, config: Config) -> str:
-    """The way back; other names as they are."""
+    """The inverse; other names as they are."""
     first = count(config, "num_hidden_layers")
     found = _BLOCK.match(name)
     if found is None or int(found[1]) < first:
@@ -54,7 +55,7 @@ def name_in_checkpoint(name: str, config: Config) -> str:
     return f"mtp.layers.{int(found[1]) - first}.{name[found.end() :]}"
 
 
-def _predicts(config: Config, b: int) -> bool:
+def _first_mtp(config: Config, b: int) -> bool:
     return b == count(config, "num_hidden_layers")
 
 
@@ -63,7 +64,7 @@ AHEAD = (
     *block("eh_proj", "enorm", "hnorm", "shared_head.norm"),
     *(Module(BLOCK + name, needed=False) for name in ("embed_tokens", "shared_head.head")),
 )
-PREDICTION = tuple(
-    Module(BLOCK + name, called=f"nextn.{name.replace('.', '_')}", blocks=_predicts)
+MTP_MODULES = tuple(
+    Module(BLOCK + name, called=f"nextn.{name.replace('.', '_')}", blocks=_first_mtp)
     for name in _OWN.values()
 )
