@@ -78,6 +78,33 @@ def test_zeros_of_what_is_rotated(
     assert done.err.count(f"warning: {TORN}") == done.err.count(f"warning: {EMPTY}") == 1
 
 
+def test_zeros_of_a_head_that_an_earlier_try_wrote(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Every try reads blocks and embedding, to see that the model stays as it is, and a head that
+    is not rotated once, so that the journal alone tells what was wrong with it."""
+    folder = first_blocks_of_tiny(tmp_path / "model", 2)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    tensors["lm_head.weight"].view(-1)[400 * 256 + 99 : 430 * 256] = 0
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text()) | {"tie_word_embeddings": False}
+    (folder / "config.json").write_text(json.dumps(config))
+    call = caller(monkeypatch, capfd)
+    given = ("--recipe", "q8_0", "--set", "transforms=[rotate]", "--set", "rotate.r1=false")
+    command = ("quantize", folder, *given, "--threads", 1, "-o")
+    at_once = call(*command, tmp_path / "a.gguf")
+    with monkeypatch.context() as patched, pytest.raises(Died):
+        dying(18, patched)
+        call(*command, tmp_path / "b.gguf")
+    written = (tmp_path / ".b.gguf.partial/journal").read_text()
+    assert '"output.weight"' in written and '"token_embd.weight"' in written
+    done = call(*command, tmp_path / "b.gguf")
+    for run in (at_once, done):
+        assert run.err.count("warning: lm_head.weight: 15,162 bytes are 0 in long") == 1
+    assert (tmp_path / "a.gguf").read_bytes() == (tmp_path / "b.gguf").read_bytes()
+
+
 @pytest.mark.parametrize("recipe", ["w8-rtn", "w4g128-gptq"])
 def test_zeros_of_codes(
     recipe: str, model: Path, tmp_path: Path,
