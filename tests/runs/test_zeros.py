@@ -128,6 +128,45 @@ def test_zeros_of_codes(
     assert "model.embed_tokens.weight: " in done.err
 
 
+@pytest.mark.parametrize(
+    ("source", "recipe"),
+    [
+        ("w4g64-rtn", "w8-rtn"),  # AWQ
+        ("w4g64-mlx-rtn", "w4g64-gptq"),
+        ("w8-rtn", "q8_0"),  # GPTQ
+        ("w3g128-rtn", "q4_k_m-awq-gptq"),
+    ],
+)
+def test_zeros_of_packed_codes(
+    source: str, recipe: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Of which 0 is no weight of 0. Rows and columns that are 0 are no holes."""
+    call = caller(monkeypatch, capfd)
+    model = first_blocks_of_tiny(tmp_path / "model", 1) / "model.safetensors"
+    tensors = load_file(model)
+    tensors["model.layers.0.mlp.up_proj.weight"][100:500] = 0
+    tensors[DOWN][:, 100:500] = 0
+    save_file(tensors, model, metadata={"format": "pt"})
+    packed = tmp_path / "packed"
+    assert call("quantize", model.parent, "--recipe", source, "-o", packed).status == 0
+    given = ["--calibration", text_file(tmp_path / "t.txt"), "--samples", 4, "--length", 64]
+    more = given if "gptq" in recipe else []
+    command = ("quantize", packed, "--requantize", "--recipe", recipe, *more, "-o")
+    done = call(*command, tmp_path / "whole")
+    assert done.status == 0 and " 0 in long stretches" not in done.err
+    file = packed / "model.safetensors"
+    stored = load_file(file)
+    key = next(name for name in stored if "o_proj." in name and name.endswith("weight"))
+    stored[key].view(torch.uint8).view(-1)[9_001:18_001] = 0
+    save_file(stored, file, metadata={"format": "pt"})
+    done = call(*command, tmp_path / "torn")
+    assert done.status == 0, done.err
+    (said,) = [line for line in done.err.splitlines() if " 0 in long stretches" in line]
+    assert said.startswith("warning: model.layers.0.self_attn.o_proj.weight: 9,00")
+    assert "bytes of its codes are 0" in said and said.endswith("; fetch the model again")
+
+
 def test_the_model_itself_is_judged_alike(model: Path) -> None:
     said = [f.message for f in verify_artifact(model).findings if f.check == "dense-values"]
     assert EMPTY in said and any(one.startswith(TORN) for one in said)
