@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from qtool.checkpoints.structure import BlockStack
+from qtool.checkpoints.structure import AHEAD, BlockStack
 from qtool.formats.layer_names import is_head, number_of
 from qtool.formats.safetensors_file import FLOAT_DTYPES, TensorInfo
 
@@ -25,6 +25,7 @@ FUSED_EXPERTS = "experts fused in one tensor, which are not taken apart for this
 LEFT_FUSED = "experts fused in one tensor, of which the recipe quantizes none"
 NO_LINEAR = "a parameter that is no linear layer's weight"
 OUTSIDE = "outside the decoder blocks"
+_NOT_RUN = "that the model class runs (multi-token prediction or the like)"
 
 
 @dataclass(frozen=True)
@@ -50,10 +51,18 @@ def _role(name: str, info: TensorInfo, blocks: BlockStack, expert_parents: froze
     if block >= blocks.count:
         return Role(
             None,
-            f"block {block} is beyond the {blocks.count} that the model class runs "
-            "(multi-token prediction or the like)",
+            f"block {block} is beyond the {blocks.count} {_NOT_RUN}",
         )
     return Role(block, _inside(name, info, expert_parents))
+
+
+def predicts(name: str, reason: str) -> bool:
+    """Whether a tensor may be a matrix of a block that predicts further tokens, by its name and by
+    why it is no linear layer of the decoder."""
+    matrix = name.endswith(".weight") and "norm" not in name
+    return matrix and (
+        reason.endswith(_NOT_RUN) or (reason == OUTSIDE and bool(AHEAD.search(name)))
+    )
 
 
 def is_turn(name: str) -> bool:
