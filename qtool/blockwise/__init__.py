@@ -2,8 +2,9 @@
 
 run                    all blocks, then head.py: the output head
 one_block              measured, transformed, quantized site by site, tuned, written
-given                  the text, or statistics, that a recipe needs
+given, site_statistics the text, or statistics, that a recipe needs; those of some sites
 quantize_site          the matrices that read one input; input_scale.py: the scale of that
+output_errors          what their outputs lose
 row_feedback, row_rounding
                        rows that make up for what rows before them have lost
 originals              the original model's states beside the quantized one's

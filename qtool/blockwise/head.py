@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from qtool import methods
-from qtool.blockwise.quantize_site import output_error
+from qtool.blockwise.output_errors import output_error
 from qtool.calibrating.placed import Passage
 from qtool.calibrating.stats import SiteStats, gram_of
 from qtool.formats.layer_names import is_head

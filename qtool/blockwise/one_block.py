@@ -5,15 +5,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-import numpy as np
 import torch
 
 from qtool.blockwise.experts import expert_reports
-from qtool.blockwise.given import recipe_needs
 from qtool.blockwise.originals import Originals
 from qtool.blockwise.quantize_site import Job, quantize_site, site_jobs
 from qtool.blockwise.row_feedback import Feedback, Rows
 from qtool.blockwise.siblings import Siblings
+from qtool.blockwise.site_statistics import Statistics, Stats
 from qtool.blockwise.tuning import Tuning
 from qtool.calibrating import cache, outliers
 from qtool.calibrating.groups import groups_for
@@ -21,9 +20,8 @@ from qtool.calibrating.guidance import Guidance
 from qtool.calibrating.pairs import is_compared
 from qtool.calibrating.placed import Ahead, Passage, placed_block
 from qtool.calibrating.sites import BlockSites, Site, Tracer
-from qtool.calibrating.stats import SiteStats, Weights
+from qtool.calibrating.stats import Weights
 from qtool.calibrating.stats_file import StatsFile
-from qtool.errors import SourceError
 from qtool.planned import Planned
 from qtool.planning.plan import Plan
 from qtool.planning.shared_scales import SharedScales
@@ -40,7 +38,6 @@ from qtool.transforms.chain import apply_in_turn
 from qtool.transforms.proved import Applied, Subject, takes_part
 from qtool.workspaces.journal import Journal
 
-Stats = dict[str, SiteStats]  # by site id
 Done = tuple[list[LayerReport], list[str]]  # of a site: reports, notes
 
 
@@ -107,9 +104,10 @@ def quantize_block(run: Run, index: int) -> Outcome:
     rows: Rows = {}  # of all matrices at once: they are of the block before any of it is rounded
     results: list[Done] = []
     siblings = Siblings(wanted)
+    statistics = Statistics(recipe, run.passage, run.saved)
     for group in groups:
         with progress.stage("calibrate"):
-            stats = _statistics(run, block, group, weights)
+            stats = statistics.of(block, group, weights)
         counts |= {site.id: stats[site.id].count for site in group}
         if recipe.reports_outliers:
             columns += outliers.found(group, stats, recipe.llm_int8.threshold)
@@ -128,10 +126,10 @@ def quantize_block(run: Run, index: int) -> Outcome:
                 notes += run.feedback.said(index, bool(rows))
         with progress.stage("calibrate"):
             if recipe.measures_ranges:
-                stats = _with_histograms(run, block, group, stats)
+                stats = statistics.with_histograms(block, group, stats)
             if recipe.measures_inputs:
                 unread = found.unread if group is groups[-1] else ()
-                stats = siblings.filled(stats, unread, partial(_ranges, run, block))
+                stats = siblings.filled(stats, unread, partial(statistics.ranges, block))
         with progress.stage("quantize"):
             give_back()
             jobs = site_jobs(run.plan, index, found, group, rest=group is groups[-1])
@@ -166,33 +164,6 @@ def _outputs(run: Run, block: LoadedBlock) -> list[torch.Tensor]:
     return [block.passed(hidden, call) for hidden, call in pairs]
 
 
-def _statistics(run: Run, block: LoadedBlock, sites: Sequence[Site], weights: Weights) -> Stats:
-    """What the recipe needs to know of some sites: from the file, or measured."""
-    needs = recipe_needs(run.recipe)
-    if run.recipe.makes_up and not run.recipe.shares_scales and all(map(is_compared, sites)):
-        needs -= {"gram"}  # it comes with what the original's input is compared by
-        if not needs:
-            return {site.id: SiteStats(0) for site in sites}
-    if run.saved is None:
-        found = run.passage.collect(block, sites, needs, weights=weights)
-        for site in sites:
-            _check_finite(site, found[site.id])
-        return found
-    return {site.id: run.saved.read(site.id, needs, site.in_features) for site in sites}
-
-
-def _check_finite(site: Site, stats: SiteStats) -> None:
-    """SourceError where what came in is infinite or undefined: every method would make garbage."""
-    diagonal = None if stats.gram is None else np.diagonal(stats.gram)
-    for values in (diagonal, stats.mean_abs, stats.max_abs):
-        if values is not None and not np.isfinite(values).all():
-            raise SourceError(
-                f"the input of {site.names[0]}: calibration met infinite or undefined activations, "
-                "so weights of this block or of one before it are damaged or too large; see their "
-                "range with `qtool inspect MODEL --tensor NAME`"
-            )
-
-
 def _transformed(run: Run, block: LoadedBlock, found: BlockSites, stats: Stats) -> Applied:
     """The recipe's transforms, put into the block's weights."""
     if not run.recipe.transform_chain:
@@ -204,20 +175,6 @@ def _transformed(run: Run, block: LoadedBlock, found: BlockSites, stats: Stats) 
             block, found, run.plan, run.recipe, passage.stream, passage.workers, passage.device
         )
         return apply_in_turn(run.recipe.transform_chain, subject, stats)
-
-
-def _ranges(run: Run, block: LoadedBlock, sites: Sequence[Site]) -> Stats:
-    """What scales of inputs are told by."""
-    if run.saved is None:
-        needs = {"max_abs", "histogram"} if run.recipe.measures_ranges else {"max_abs"}
-        return run.passage.collect(block, sites, needs)
-    return {site.id: run.saved.read(site.id, {"max_abs"}, site.in_features) for site in sites}
-
-
-def _with_histograms(run: Run, block: LoadedBlock, sites: Sequence[Site], stats: Stats) -> Stats:
-    """The statistics, with where the values of each input lie: of those that transforms left."""
-    again = run.passage.collect(block, sites, {"histogram"})
-    return {key: replace(one, histogram=again[key].histogram) for key, one in stats.items()}
 
 
 def _work(run: Run, block: LoadedBlock, stats: Stats, rows: Rows) -> Callable[[Job], Done]:

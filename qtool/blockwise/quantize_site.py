@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from qtool import methods
 from qtool.blockwise.input_scale import stored_scale
+from qtool.blockwise.output_errors import Part, output_errors, part
 from qtool.blockwise.row_feedback import Rows
 from qtool.blockwise.row_rounding import factored, round_rows
 from qtool.calibrating.sites import BlockSites, Site
@@ -27,7 +28,6 @@ from qtool.gradients.block_gradients import advised
 from qtool.methods import gptq, rtn
 from qtool.methods.tiles import Spread, in_turn
 from qtool.planned import Planned
-from qtool.planning.duration import REPORTED_ROWS
 from qtool.planning.plan import Plan
 from qtool.planning.shared_scales import SharedScales
 from qtool.recipe.recipe import Recipe
@@ -126,7 +126,7 @@ def quantize_site(
                 )
         notes += [f"{where}: {note}" for note in more]
     coarse: list[float | None] = []
-    parts: list[tuple[torch.Tensor, torch.Tensor]] = []
+    parts: list[Part] = []
     for planned in job.readers:
         scheme = _scheme(planned)
         weight = weight_of(planned.name)
@@ -146,7 +146,7 @@ def quantize_site(
                 quant = rtn.quantize(weight, seen, scheme, plain, 1, rounding).quant
         write(planned, quant, scale)
         dequantized = dequantize(quant)
-        parts.append(_reported(weight, dequantized))
+        parts.append(part(weight, dequantized))
         coarse.append(layer_errors.coarseness(weight, dequantized, scheme))
         if planned.name in block.weights:
             block.weights[planned.name].copy_(torch.from_numpy(dequantized))
@@ -155,7 +155,7 @@ def quantize_site(
     reports = [
         LayerReport(planned.name, str(planned.action), error, of, one)
         for planned, error, one in zip(
-            job.readers, _output_errors(parts, seen, device), coarse, strict=True
+            job.readers, output_errors(parts, seen, device), coarse, strict=True
         )
     ]
     return reports, notes
@@ -251,51 +251,3 @@ def _swept(
             with methods.named(planned.name):
                 made[planned.name] = _rounded(weight, planned.name, rows, sweep, in_turn, device)
         return made, given.notes
-
-
-def output_error(weight: Floats, dequantized: Floats, stats: SiteStats | None) -> float:
-    """sqrt(tr(E H E') / tr(W H W')) over evenly spaced rows; without H, of the norms alone."""
-    return _output_errors([_reported(weight, dequantized)], stats, None)[0]
-
-
-def _reported(weight: Floats, dequantized: Floats) -> tuple[torch.Tensor, torch.Tensor]:
-    """The rows that are looked at, and what they lost."""
-    rows = np.linspace(0, weight.shape[0] - 1, min(REPORTED_ROWS, weight.shape[0])).astype(int)
-    kept = torch.from_numpy(weight[rows])
-    return kept, kept - torch.from_numpy(dequantized[rows])
-
-
-def _output_errors(
-    parts: Sequence[tuple[torch.Tensor, torch.Tensor]],
-    stats: SiteStats | None,
-    device: Device | None,
-) -> list[float]:
-    """output_error() of matrices that read one input."""
-    if stats is None or stats.gram is None:
-        return [_ratio(_sum(kept * kept), _sum(lost * lost)) for kept, lost in parts]
-    if device is None:
-        return _with_gram(parts, torch.from_numpy(stats.gram))
-    with device.alone, device.explained():
-        return _with_gram(parts, gram_on(device, stats))
-
-
-def _with_gram(
-    parts: Sequence[tuple[torch.Tensor, torch.Tensor]], gram: torch.Tensor
-) -> list[float]:
-    there = ((kept.to(gram.device), lost.to(gram.device)) for kept, lost in parts)
-    return [_ratio(*signal_and_noise(kept, lost, gram)) for kept, lost in there]
-
-
-def signal_and_noise(
-    kept: torch.Tensor, lost: torch.Tensor, gram: torch.Tensor
-) -> tuple[float, float]:
-    """tr(W H W') and tr(E H E') of rows W, and of what they lost, [rows, in] each."""
-    return _sum((kept @ gram) * kept), _sum((lost @ gram) * lost)
-
-
-def _sum(products: torch.Tensor) -> float:
-    return float(products.sum(dtype=torch.float64))
-
-
-def _ratio(whole: float, lost: float) -> float:
-    return float(np.sqrt(max(lost, 0.0) / whole)) if whole > 0 else 0.0

@@ -15,9 +15,9 @@ import numpy as np
 
 from qtool.calibrating.sites import Site
 from qtool.calibrating.stats import SiteStats
+from qtool.formats.layer_names import experts_of
 
 Stats = dict[str, SiteStats]  # by site id
-_EXPERT = re.compile("expert", re.IGNORECASE)
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")  # and not those of w1, w2 and w3
 
 
@@ -30,7 +30,7 @@ class Siblings:
     """One block's, whose sites are measured group by group."""
 
     def __init__(self, sites: Iterable[Site]) -> None:
-        found = [site for site in sites if site.expert is not None or _EXPERT.search(site.id)]
+        found = [site for site in sites if site.expert is not None or experts_of(site.id)]
         self._waiting = {site.id: site for site in found}
         self._together: Stats = {}  # by kind
         self._before: Stats = {}  # transforms, what matrices of one expert make
@@ -58,7 +58,7 @@ class Siblings:
         here = [key for key in stats if self._waiting.pop(key, None) is not None]
         self._add({key: stats[key] for key in here})
         missing = [key for key in here if stats[key].max_abs is None]
-        missing += filter(_EXPERT.search, unread)
+        missing += filter(experts_of, unread)
         kinds = {_kind(key) for key in missing}
         later = [site for site in self._waiting.values() if _kind(site.id) in kinds]
         if later:

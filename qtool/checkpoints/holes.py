@@ -34,6 +34,14 @@ def said_torn(hole: int, again: str) -> str:
     )
 
 
+def said_blank(hole: int, again: str) -> str:
+    """The same of packed codes."""
+    return (
+        f"{hole:,} bytes of its codes are 0 in long stretches, which no weights are: it was not "
+        f"written or fetched to its end; {again}"
+    )
+
+
 def may_have_zeros(data: NDArray[np.uint8]) -> bool:
     """Whether bytes [n], some of those of a tensor, may have a part of such a stretch: where one
     goes on from one read to the next, half of it is in one of the two."""

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from qtool.checkpoints.structure import BlockStack
+from qtool.checkpoints.structure import AHEAD, BlockStack
 from qtool.formats.layer_names import is_head, number_of
 from qtool.formats.safetensors_file import FLOAT_DTYPES, TensorInfo
 
@@ -18,13 +18,14 @@ _CHOOSING = {"indexer", "compressor"}  # of sparse attention
 _MOST_EXPERTS = 1024
 LEAST_EXPERT_WIDTH = 16  # of a 3-D tensor's matrices; the kernels of a convolution are narrower
 # As compressed-tensors stores them, below the layer: `q_proj.u_output.weight`.
-_TURNS = re.compile(r".*_proj\.\w+_(?:input|output)\.weight")
+_ROTATIONS = re.compile(r".*_proj\.\w+_(?:input|output)\.weight")
 _BUFFERS = ("inv_freq", "masked_bias", "position_ids", "causal_mask")
 
 FUSED_EXPERTS = "experts fused in one tensor, which are not taken apart for this format"
 LEFT_FUSED = "experts fused in one tensor, of which the recipe quantizes none"
 NO_LINEAR = "a parameter that is no linear layer's weight"
 OUTSIDE = "outside the decoder blocks"
+_NOT_RUN = "that the model class runs (multi-token prediction or the like)"
 
 
 @dataclass(frozen=True)
@@ -50,15 +51,25 @@ def _role(name: str, info: TensorInfo, blocks: BlockStack, expert_parents: froze
     if block >= blocks.count:
         return Role(
             None,
-            f"block {block} is beyond the {blocks.count} that the model class runs "
-            "(multi-token prediction or the like)",
+            f"block {block} is beyond the {blocks.count} {_NOT_RUN}",
         )
     return Role(block, _inside(name, info, expert_parents))
 
 
+def is_mtp_matrix(name: str, reason: str) -> bool:
+    """Whether a tensor is one of multi-token prediction that an override may mean.
+
+    reason: why it is no linear layer of the decoder.
+    """
+    matrix = name.endswith(".weight") and "norm" not in name
+    return matrix and (
+        reason.endswith(_NOT_RUN) or (reason == OUTSIDE and bool(AHEAD.search(name)))
+    )
+
+
 def is_rotation(name: str) -> bool:
     """Whether a tensor is a rotation that an engine computes with, by its name."""
-    return _TURNS.fullmatch(name) is not None
+    return _ROTATIONS.fullmatch(name) is not None
 
 
 def outside_reason(name: str) -> str:

@@ -84,8 +84,7 @@ def plan(
         _print_any(found.plan, all_, how)
         for finding in found.findings:
             typer.echo(printable(f"{finding.severity}: {finding.message}"))
-        if engine is not None and not found.findings:
-            name = engine.lower()
+        if (name := found.asked.engine) is not None and not found.findings:
             typer.echo(f"note: {name} has nothing to say against it, as far as shapes tell")
     if any(finding.severity == "error" for finding in found.findings):
         raise typer.Exit(1)

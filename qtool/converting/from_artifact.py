@@ -15,7 +15,7 @@ from qtool.artifacts.expert_stack import ExpertStack
 from qtool.artifacts.stored_config import plain_config, quantization_config
 from qtool.artifacts.untold import said_untold
 from qtool.checkpoints import structure
-from qtool.checkpoints.checkpoint import Checkpoint
+from qtool.checkpoints.checkpoint import Checkpoint, Watch
 from qtool.converting.model import DTYPES, Model, Quantized, Tensor
 from qtool.converting.zeros import check_label
 from qtool.errors import FormatError, UnsupportedError
@@ -27,13 +27,15 @@ from qtool.scheme import Scheme
 from qtool.verification.digests import check_digests, recorded_digests
 
 
-def artifact_model(path: Path, assume: str | None, *, sound: bool = True) -> Model:
+def artifact_model(
+    path: Path, assume: str | None, *, sound: bool = True, watch: Watch | None = None
+) -> Model:
     """Headers only; `assume` (v1, v2) is how GPTQ's zeros are stored, whatever the config says.
 
     sound: whether files are compared with digests of them, where there are some, and GPTQ's zeros
-    with their label.
+    with their label. watch: is shown what is read of what is stored.
     """
-    artifact = Artifact.open(path)
+    artifact = Artifact.of(replace(Checkpoint.open(path), watch=watch))
     found = artifact.found
     if assume is not None:
         if found.format != "gptq":

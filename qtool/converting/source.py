@@ -15,18 +15,18 @@ def opened(path: Path, requantize: bool, watch: Watch | None = None) -> Checkpoi
     """The checkpoint or, with --requantize, the view of one that is quantized. gpt-oss as it is
     released stays as it is: GGUF recipes keep its experts."""
     checkpoint = stacked(well_named(replace(Checkpoint.open(path), watch=watch)))
-    view = plain(path) if requantize else None
-    return checkpoint if view is None else replace(view, watch=watch)
+    view = plain(path, watch) if requantize else None
+    return checkpoint if view is None else view
 
 
-def plain(path: Path) -> Checkpoint | None:
+def plain(path: Path, watch: Watch | None = None) -> Checkpoint | None:
     """The view of what is quantized; None of what is not."""
     if _format(Checkpoint.open(path)) in ("dense", _RELEASED):
         return None
     # What knows formats takes longer to import than headers to read.
     from qtool.converting.view import plain_view
 
-    return plain_view(path)
+    return plain_view(path, watch)
 
 
 def _format(checkpoint: Checkpoint) -> str:

@@ -14,7 +14,7 @@ from threading import Lock
 import numpy as np
 from numpy.typing import NDArray
 
-from qtool.checkpoints.checkpoint import View
+from qtool.checkpoints.checkpoint import View, Watch
 from qtool.converting import to_checkpoint
 from qtool.converting.certificate import Squares
 from qtool.converting.from_artifact import artifact_model
@@ -102,10 +102,12 @@ class Plain(View):
         return again, *self.lost
 
 
-def plain_view(path: Path) -> Plain:
+def plain_view(path: Path, watch: Watch | None = None) -> Plain:
     """The view; QtoolError for what `convert --to hf` refuses, and UnsupportedError where that puts
-    experts together that lie one by one."""
-    model = artifact_model(path, None, sound=False)  # to read all of it is for who makes a copy
+    experts together that lie one by one. watch: is shown what is stored, and what is made of it."""
+    model = artifact_model(
+        path, None, sound=False, watch=watch
+    )  # to read all of it is for who makes a copy
     checkpoint = model.checkpoint
     assert checkpoint is not None
     to_checkpoint.check_floats(model)
@@ -134,5 +136,5 @@ def plain_view(path: Path) -> Plain:
     said = model.warnings if unknown is None else (unknown, *model.warnings)
     return Plain(
         checkpoint.path, in_dtype(model, model.dtype).config, tensors, checkpoint.metadata,
-        checkpoint.files, file_of, checkpoint.readable, checkpoint, made, said,
+        checkpoint.files, file_of, checkpoint.readable, checkpoint, made, said, watch=watch,
     )  # fmt: skip

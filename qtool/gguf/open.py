@@ -14,10 +14,11 @@ if TYPE_CHECKING:
     from qtool.transforms.rotated import Rotated
 
 
-def open_source(path: Path, requantize: bool = False) -> GgufSource:
+def open_source(path: Path, requantize: bool = False, watch: Watch | None = None) -> GgufSource:
     """The tensors and metadata of a model; headers only. Close it when nothing is read any more.
 
-    requantize: a checkpoint that is quantized is shown as plain numbers.
+    requantize: a checkpoint that is quantized is shown as plain numbers. watch: is shown what is
+    read of a checkpoint.
     """
     models = gguf_models(path)
     if len(models) > 1:
@@ -31,7 +32,7 @@ def open_source(path: Path, requantize: bool = False) -> GgufSource:
     from qtool.converting.source import opened
     from qtool.gguf.from_hf.source import hf_source
 
-    return hf_source(opened(path, requantize))
+    return hf_source(opened(path, requantize, watch))
 
 
 def open_view(

@@ -13,7 +13,7 @@ from math import gcd, prod
 
 from qtool.checkpoints import structure
 from qtool.checkpoints.padding import KEY, shape_padded
-from qtool.checkpoints.roles import FUSED_EXPERTS, LEFT_FUSED, Role
+from qtool.checkpoints.roles import FUSED_EXPERTS, LEFT_FUSED, Role, is_mtp_matrix
 from qtool.errors import FormatError, UnsupportedError
 from qtool.formats import FORMATS
 from qtool.formats.facts import Options
@@ -21,6 +21,7 @@ from qtool.formats.safetensors_file import TensorInfo
 from qtool.planning import heads
 from qtool.recipe.recipe import Recipe, patched
 from qtool.scheme import UNROUNDED, Action, Dense, Scheme
+from qtool.telling.remarks import NOTE
 from qtool.telling.sentences import count
 
 SMALLEST_GROUP = 32  # what `indivisible: smaller-group` goes down to; engines load no smaller one
@@ -79,16 +80,22 @@ def override(
                 )
             elif isinstance(action, Dense):
                 dense.append((name, action.reason))
+        said = f"overrides.{number}: {entry.match!r}"
         if not hits:
-            said = f"overrides.{number}: {entry.match!r} matches no quantized tensor"
-            if dense:
-                name, reason = dense[0]
-                more = f" and {len(dense) - 1} more, which stay" if dense[1:] else ", which stays"
-                said += f", but {name}{more} dense: {reason}"
-            warnings.append(said)
+            but = f", but {_staying(dense)}" if dense else ""
+            warnings.append(f"{said} matches no quantized tensor{but}")
+        elif ahead := [(name, reason) for name, reason in dense if is_mtp_matrix(name, reason)]:
+            warnings.append(f"{NOTE}{said} also matches {_staying(ahead)}")
     left = [name for name in parts if actions[name] == Dense(FUSED_EXPERTS)]
     actions |= {name: Dense(_left_fused(recipe, name, parts[name])) for name in left}
     return warnings
+
+
+def _staying(dense: Sequence[tuple[str, str]]) -> str:
+    """What an override matches in vain, with the reason of the first."""
+    name, reason = dense[0]
+    more = f" and {len(dense) - 1} more, which stay" if dense[1:] else ", which stays"
+    return f"{name}{more} dense: {reason}"
 
 
 def means(pattern: re.Pattern[str], name: str) -> bool:

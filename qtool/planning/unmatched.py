@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from qtool.errors import RecipeError
 from qtool.formats.layer_names import is_head
+from qtool.mixtures.kinds import EMBEDDING_OF_TOKENS, HEAD
 
 if TYPE_CHECKING:
     from qtool.recipe.gguf import GgufRecipe
@@ -51,9 +52,24 @@ def refuse_gguf(recipe: "GgufRecipe", names: Collection[str]) -> None:
     """The same with the patterns of GGUF recipes."""
     for number, entry in enumerate(recipe.options.overrides):
         if not any(entry.hits(name) for name in names):
+            if is_head(_plain(entry.match).removesuffix(".weight").rsplit(".", 1)[-1]):
+                raise RecipeError(
+                    f"recipe {recipe.name}: overrides.{number}: match {entry.match!r} matches no "
+                    f"tensor of the model, whose output head is {_head_in_gguf(names)}"
+                )
             raise _unmatched(
                 recipe.name, number, entry.match, names, _REGULAR, _SIGNS_OF_CHECKPOINTS
             )
+
+
+def _head_in_gguf(names: Collection[str]) -> str:
+    """What it is, and how an override names it."""
+    if HEAD in names:
+        return rf"{HEAD} in GGUF; name it as ^output\., or give its type as --set output_type=q8_0"
+    return (
+        f"its embedding; name that, as {EMBEDDING_OF_TOKENS.removesuffix('.weight')}, give the "
+        "type of both as --set output_type=q8_0, or remove the override"
+    )
 
 
 def _unmatched(
@@ -72,7 +88,7 @@ def _unmatched(
 
 def near(pattern: str, names: Iterable[str]) -> list[str]:
     """Names whose ends are most like the pattern, the first one of each kind."""
-    plain = pattern.replace("\\", "").strip("*.^$").lower()
+    plain = _plain(pattern)
     count = plain.count(".") + 1
     ends: dict[str, str] = {}
     for name in names:
@@ -81,3 +97,7 @@ def near(pattern: str, names: Iterable[str]) -> list[str]:
             ends.setdefault(end.lower(), name)
     found = [ends[end] for end in difflib.get_close_matches(plain, ends, _SHOWN, 0.5)]
     return list(dict.fromkeys(found))
+
+
+def _plain(pattern: str) -> str:
+    return pattern.replace("\\", "").strip("*.^$").lower()

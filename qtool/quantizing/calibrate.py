@@ -34,7 +34,10 @@ from qtool.quantizing.named import (
     Measured,
     check_absent,
     facts_of,
+    keep_both,
     measured_before,
+    measured_both,
+    name_imatrix,
     place,
 )
 from qtool.recipe.recipe import Calibration as Settings
@@ -47,6 +50,7 @@ from qtool.streaming.workers import Workers
 from qtool.telling.progress import Progress
 from qtool.texts.calibration import Calibration, calibration_tokens
 from qtool.workspaces.already import SAID, AlreadyMade, seen
+from qtool.workspaces.workspace import Workspace
 
 if TYPE_CHECKING:
     from qtool.quantizing.gguf.gptq.sweeping import Sweeping
@@ -150,7 +154,44 @@ def _calibrate(
         facts = facts_of(model.path, calibration.record(), needs, gpu, out, path)
         space = stack.enter_context(place(model.path, out, path, facts))
         space.agree(facts)
-        skeleton = Skeleton.open(model)
+        both = out is not None and path is not None
+        made = measured_both(space) if both else None
+        if made is None:
+            made = _made(model, out, calibration, needs, threads, progress, imatrix, device, space)
+            if both:
+                keep_both(space, made)
+            elif made.importance is not None:
+                write_importance(space.artifact, made.importance)
+        else:
+            progress.say("going on with an earlier run: all is measured")
+        beside = {}
+        if both and path is not None:
+            name_imatrix(space, path)
+            beside = {BESIDE: seen(path)}
+        space.conclude({**made.json(), **beside})
+    return made
+
+
+def _made(
+    model: Weights,
+    out: Path | None,
+    calibration: Calibration,
+    needs: frozenset[str],
+    threads: int,
+    progress: Progress,
+    imatrix: ImportanceFile | None,
+    device: Device | None,
+    space: Workspace,
+) -> Measured:
+    """What is measured, the statistics in the file that they are made in."""
+    skeleton = Skeleton.open(model)
+    gpu = None if device is None else device.name
+    gathered = Gathered()
+    unseen: list[str] = []
+    wanted = needs | {"square"} if imatrix is not None else needs
+    sites = 0
+    stacked = imatrix is not None
+    with ExitStack() as stack:
         writer = None
         if out is not None and isinstance(model, Checkpoint):
             metadata = {
@@ -161,11 +202,6 @@ def _calibrate(
                 metadata["gpu"] = gpu
             tensors = sum(len(skeleton.block_tensors(i)) for i in range(skeleton.count))
             writer = stack.enter_context(StatsWriter(space.artifact, metadata, tensors))
-        gathered = Gathered()
-        unseen: list[str] = []
-        wanted = needs | {"square"} if imatrix is not None else needs
-        sites = 0
-        stacked = imatrix is not None
         for site, stats in _measured(
             skeleton, calibration, wanted, threads, progress, stacked, device
         ):
@@ -178,21 +214,15 @@ def _calibrate(
                 writer.add(site, stats if "square" in needs else replace(stats, square=None))
             if not stats.count:
                 unseen.append(site.id)
-        importance = None
-        notes: list[str] = []
-        if imatrix is not None:
-            importance = gathered.importance(imatrix.source, calibration, gpu)
-            write_importance(space.artifact if out is None else imatrix.path, importance)
-            notes = importance.notes()
-            if out is not None and first_token(imatrix.source) is not None:
-                notes.append(_NO_BOS)
-        record = None if importance is None else importance.record()
-        made = Measured(
-            sites, calibration.tokens.size, tuple(unseen), importance, tuple(notes), record
-        )
-        both = {} if out is None or path is None else {BESIDE: seen(path)}
-        space.conclude({**made.json(), **both})
-    return made
+    importance = None
+    notes: list[str] = []
+    if imatrix is not None:
+        importance = gathered.importance(imatrix.source, calibration, gpu)
+        notes = importance.notes()
+        if out is not None and first_token(imatrix.source) is not None:
+            notes.append(_NO_BOS)
+    record = None if importance is None else importance.record()
+    return Measured(sites, calibration.tokens.size, tuple(unseen), importance, tuple(notes), record)
 
 
 def _measured(

@@ -1,27 +1,37 @@
 """Where `calibrate` makes its files: they get their names when they are whole, the statistics last.
 
 A run that was killed just after that is told finished by the same command (workspaces/already.py).
+Where there are two files, a line of the journal says of both that they are whole before the first
+has its name: the same command then gives them the names that they lack.
 """
 
+import hashlib
+import json
 import os
+import shutil
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from qtool.checkpoints.gguf_models import source_files
 from qtool.errors import SourceError
-from qtool.gguf.importance.imatrix import Importance
+from qtool.gguf.importance.imatrix import Importance, write_importance
 from qtool.provenance.record import environment
 from qtool.workspaces import already, program
 from qtool.workspaces.differences import DEVICE
 from qtool.workspaces.identity import file_facts
-from qtool.workspaces.staging import partial
+from qtool.workspaces.journal import Journal
+from qtool.workspaces.lock import acquire
+from qtool.workspaces.staging import explained, partial, staged_file
 from qtool.workspaces.watched import marks
 from qtool.workspaces.workspace import COMMAND, Workspace, workspace
 
 BESIDE = "beside"  # of what a run says it made: the importance matrix, where it made both
+_BOTH = "both"  # the line on two files that are whole
+_IMATRIX = "artifact.imatrix"  # the importance matrix in the hidden folder of the statistics
+_COMMAND = "calibrate"
 
 
 @dataclass(frozen=True)
@@ -52,12 +62,15 @@ def measured_before(made: Mapping[str, Any]) -> Measured:
     return Measured(made["sites"], made["tokens"], unseen, None, notes, made["record"])
 
 
-def check_absent(out: Path | None, imatrix: Path | None = None) -> None:
+def check_absent(
+    out: Path | None, imatrix: Path | None = None, facts: Mapping[str, Any] | None = None
+) -> None:
     """SourceError where a file to be written is there already, or cannot be made there; but of a
-    run that was killed when it was finished, as far as can be told before anything is read."""
+    run that was killed when it was finished, or between two names. facts: what that is to be of;
+    before anything is read it may be of any."""
     if _seem_finished(out, imatrix):
         return
-    for path in (out, imatrix):
+    for path in (out, None if _has_name(out, imatrix, facts) else imatrix):
         if path is None:
             continue
         if path.is_dir():
@@ -88,13 +101,43 @@ def _seem_finished(out: Path | None, imatrix: Path | None) -> bool:
     return imatrix.exists() and before.made.get(BESIDE) == already.seen(imatrix)
 
 
+def _has_name(out: Path | None, imatrix: Path | None, facts: Mapping[str, Any] | None) -> bool:
+    """Whether an importance matrix is that of a run that was killed before it named `out`."""
+    if out is None or imatrix is None or not imatrix.is_file():
+        return False
+    folder = partial(Path(os.path.realpath(out)))
+    if not (folder / "journal").is_file():
+        return False
+    with explained(out):
+        lock = acquire(folder, out)
+    try:
+        with closing(Journal(folder / "journal")) as journal:
+            both = journal.done.get(_BOTH)
+            same = facts is None or journal.facts == _as_noted(facts)
+            return both is not None and same and _digest(imatrix) == both["imatrix"]
+    finally:
+        os.close(lock)
+
+
+def _digest(file: Path) -> str | None:
+    try:
+        with file.open("rb") as opened:
+            return hashlib.file_digest(opened, "sha256").hexdigest()
+    except OSError:
+        return None
+
+
+def _as_noted(facts: Mapping[str, Any]) -> Any:
+    return json.loads(json.dumps(dict(facts)))
+
+
 def facts_of(
     model: Path, calibration: Mapping[str, Any], needs: frozenset[str], gpu: str | None,
     out: Path | None, imatrix: Path | None,
 ) -> dict[str, Any]:  # fmt: skip
     """What the files depend on."""
     return {
-        COMMAND: "calibrate",
+        COMMAND: _COMMAND,
         **program.facts(),
         "source": [file_facts(file) for file in source_files(model)],
         "calibration text": dict(calibration),
@@ -110,5 +153,51 @@ def place(
     """A place for the file that is named last; AlreadyMade with `agree` where it was."""
     last = out or imatrix
     assert last is not None
-    sources = marks(source_files(model))
-    return workspace(last, is_folder=False, nbytes=0, fresh=False, sources=sources, facts=facts)
+    check_absent(out, imatrix, facts)
+
+    def stale(before: Mapping[str, Any]) -> bool:
+        return before.get(COMMAND) == _COMMAND and before != _as_noted(facts)
+
+    return workspace(
+        last,
+        is_folder=False,
+        nbytes=0,
+        fresh=False,
+        sources=marks(source_files(model)),
+        stale=stale,
+        facts=facts,
+    )
+
+
+def measured_both(space: Workspace) -> Measured | None:
+    """What an earlier run made that was killed before both of its files had their names."""
+    both, made = space.journal.done.get(_BOTH), space.artifact
+    if both is None or not made.is_file() or already.seen(made) != both["statistics"]:
+        return None
+    if _digest(space.folder / _IMATRIX) != both["imatrix"]:
+        return None
+    return measured_before(both["made"])
+
+
+def keep_both(space: Workspace, made: Measured) -> None:
+    """The statistics are whole: so is the importance matrix now, and neither has its name."""
+    assert made.importance is not None
+    imatrix = space.folder / _IMATRIX
+    imatrix.unlink(missing_ok=True)
+    write_importance(imatrix, made.importance)
+    statistics = already.seen(space.artifact)
+    space.journal.commit(_BOTH, made=made.json(), statistics=statistics, imatrix=_digest(imatrix))
+
+
+def name_imatrix(space: Workspace, path: Path) -> None:
+    """Before the statistics get theirs. It may be on another disk than they are."""
+    made = space.folder / _IMATRIX
+    if path.is_file() and _digest(path) == space.journal.done[_BOTH]["imatrix"]:
+        return
+    with (
+        staged_file(path, made.stat().st_size) as (_, descriptor),
+        explained(path),
+        made.open("rb") as source,
+        open(descriptor, "wb", closefd=False) as target,
+    ):
+        shutil.copyfileobj(source, target)

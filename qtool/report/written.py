@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from qtool.errors import ResumeError
 from qtool.report.facts import Report
 from qtool.report.gather import Request
 from qtool.report.page import page
@@ -37,7 +38,11 @@ def written(
     try:
         with workspace(out, is_folder=False, nbytes=0, fresh=False, facts=facts) as space:
             space.agree(facts)
-            assert found is not None
+            if found is None:  # what was finished has been removed since
+                raise ResumeError(
+                    f"{out}: another program removed what an earlier run had finished; give the "
+                    "same command again"
+                )
             space.artifact.write_bytes(page(found).encode())
             space.conclude(found.json())
     except AlreadyMade as known:

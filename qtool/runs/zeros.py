@@ -2,12 +2,13 @@
 
 Every byte of a source is read once at least. As it passes, it is looked at whether it may belong to
 a long stretch of zeros: 8 in 1024 bytes are enough. The few tensors of which that is so are read
-once more, and judged as `qtool verify` judges them.
+once more, and judged as `qtool verify` judges them: so are packed codes, of which 0 is no weight
+of 0, where what they stand for is quantized again.
 """
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qtool.checkpoints.checkpoint import Checkpoint
-from qtool.checkpoints.holes import may_have_zeros
-from qtool.telling.sentences import count, some
+from qtool.checkpoints.checkpoint import Checkpoint, View
+from qtool.checkpoints.holes import may_have_zeros, said_blank
+from qtool.checkpoints.padding import asked_in, may_be_padded
+from qtool.scheme import GroupQuant, Scheme
+from qtool.telling.sentences import FETCH, count, some
 
 
 class Zeros:
@@ -52,13 +55,19 @@ class Zeros:
         found = plain(self._path) if self._requantize else None
         return found or Checkpoint.open(self._path)
 
+    @property
+    def _stored(self) -> Checkpoint:
+        """What is read where the numbers are shown that codes stand for."""
+        found = self._checkpoint
+        return found.original if isinstance(found, View) else found
+
     @cached_property
     def _places(self) -> Mapping[Path, tuple[list[int], list[str]]]:
         """Where the tensors of each file begin."""
         places: dict[Path, list[tuple[int, str]]] = defaultdict(list)
-        for name, info in self._checkpoint.tensors.items():
-            if info.nbytes and info.start:  # which one that lies there as codes has not
-                places[self._checkpoint.file_of(name)].append((info.start, name))
+        for name, info in self._stored.tensors.items():
+            if info.nbytes:
+                places[self._stored.file_of(name)].append((info.start, name))
         return {
             file: ([at for at, _ in sorted(some)], [name for _, name in sorted(some)])
             for file, some in places.items()
@@ -74,7 +83,29 @@ class Zeros:
 
         tensors = self._checkpoint.tensors
         found = {name: emptied(self._checkpoint, name) for name in tensors if name in seen}
-        return together({name: said for name, said in found.items() if said is not None})
+        said = {name: what for name, what in found.items() if what is not None}
+        holes = {} if self._stored is self._checkpoint else self._holes(seen)
+        return together({**holes, **said})
+
+    def _holes(self, seen: Collection[str]) -> dict[str, str]:
+        """What of packed codes is 0, by the name of the matrix."""
+        from qtool.artifacts.artifact import Artifact
+        from qtool.verification.matrix import codes_of, hole_of_codes, is_packed
+
+        artifact, found = Artifact.open(self._path), dict[str, str]()
+        zeros_added = asked_in((artifact.provenance or {}).get("recipe"))
+        for entry in artifact.entries.values():
+            if not isinstance(entry.scheme, Scheme) or (zeros_added and may_be_padded(entry.name)):
+                continue
+            codes = codes_of(artifact, entry)
+            if codes.name not in seen or not is_packed(codes, entry.scheme):
+                continue  # 0 is a weight of 0 there, which is told by what is made of it
+            quant = artifact.read(entry.name)
+            assert isinstance(quant, GroupQuant)
+            raw = artifact.checkpoint.raw(codes.name)
+            if hole := hole_of_codes(codes, raw, quant):
+                found[entry.name] = said_blank(hole, FETCH)
+        return found
 
 
 def _names(value: object) -> list[str]:

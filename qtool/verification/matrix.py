@@ -79,8 +79,7 @@ def measure(artifact: Artifact, entry: Entry, quant: GroupQuant) -> Measured:
     size = np.abs(scale)
     least = np.float32(_LEAST.get(quant.scheme.scale_dtype, 0.0))
     low, high = _ends(quant)
-    stored = artifact.checkpoint.tensors
-    codes = stored[max(entry.stored, key=lambda name: stored[name].nbytes)]
+    codes = codes_of(artifact, entry)
     raw = artifact.checkpoint.raw(codes.name).reshape(-1)
     return Measured(
         entry=entry,
@@ -102,10 +101,21 @@ def measure(artifact: Artifact, entry: Entry, quant: GroupQuant) -> Measured:
         uneven=_uneven(quant),
         scale_size=_scale_size(quant),
         outliers=_outliers(size),
-        hole=_hole(codes, raw, quant),
+        hole=hole_of_codes(codes, raw, quant),
         even=_even(quant),
         mark=zlib.crc32(raw[:: max(1, raw.size // _MARKED)].tobytes()),
     )
+
+
+def codes_of(artifact: Artifact, entry: Entry) -> TensorInfo:
+    """What is stored of the codes."""
+    stored = artifact.checkpoint.tensors
+    return stored[max(entry.stored, key=lambda name: stored[name].nbytes)]
+
+
+def is_packed(codes: TensorInfo, scheme: Scheme) -> bool:
+    """Whether 0 stands for another weight than 0 there, as a rule."""
+    return codes.dtype in ("I32", "I16", "U32") and not scheme.is_float
 
 
 def _ends(quant: GroupQuant) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
@@ -148,7 +158,7 @@ def _outliers(size: NDArray[np.float32]) -> float:
     return most / usual if usual > 0 else 1.0
 
 
-def _hole(stored: TensorInfo, raw: NDArray[np.uint8], quant: GroupQuant) -> int:
+def hole_of_codes(stored: TensorInfo, raw: NDArray[np.uint8], quant: GroupQuant) -> int:
     """Bytes of 0 that are no weights of 0: of packed words those whose zero is another code, of
     numbers those in torn rows."""
     stretches = zero_stretches(raw)
@@ -159,7 +169,7 @@ def _hole(stored: TensorInfo, raw: NDArray[np.uint8], quant: GroupQuant) -> int:
         stretches = [one for one in stretches if one[0] // width != (one[1] - 1) // width]
     if not stretches:
         return 0
-    if stored.dtype not in ("I32", "I16", "U32") or quant.scheme.is_float:
+    if not is_packed(stored, quant.scheme):
         width = max(1, raw.size // max(1, stored.size // stored.shape[-1]))
         return torn(raw, stretches, width)
     zeros = sum(last - first for first, last in stretches)

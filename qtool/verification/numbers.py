@@ -10,6 +10,7 @@ import numpy as np
 
 from qtool.artifacts.artifact import Artifact
 from qtool.artifacts.stored_config import quantization_config
+from qtool.checkpoints.holes import said_blank
 from qtool.checkpoints.padding import asked_in, may_be_padded
 from qtool.scheme import Scheme
 from qtool.telling.sentences import AGAIN, some, verb
@@ -188,8 +189,7 @@ def check_codes(artifact: Artifact, matrices: Sequence[Measured]) -> Iterator[Fi
         elif m.hole and not wider:
             yield Finding(
                 "error", "codes", name,
-                f"{name}: {m.hole:,} bytes of its codes are 0 in long stretches, which no weights "
-                "are: it was not written or fetched to its end; fetch or make the artifact again",
+                f"{name}: {said_blank(m.hole, AGAIN)}",
             )  # fmt: skip
         elif m.even:
             yield Finding(

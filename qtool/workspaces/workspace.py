@@ -204,9 +204,10 @@ def workspace(
             if kept := done and (ended or why is not None or may_pass(error)):
                 assert journal is not None
                 if not isinstance(error, AnotherRun | AskAgain):  # which say how to go on
+                    only = journal.facts.get(COMMAND) == "calibrate"  # which has no --fresh
                     error.add_note(
                         f"what is finished is kept ({_units(journal)}): the same command goes on "
-                        "from there, --fresh starts over"
+                        f"from there{'' if only else ', --fresh starts over'}"
                     )
             if why is not None:
                 raise with_notes(why, error) from error

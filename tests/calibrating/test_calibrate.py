@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +18,9 @@ from qtool.hub import tiny_folder
 from qtool.streaming.skeleton import Skeleton
 from qtool.transforms import awq, chain
 from qtool.transforms.proved import Applied, Subject
+from qtool.workspaces import workspace
 from support.runs import quantizing
-from support.runs.killed_named import killed_named
+from support.runs.killed_named import Killed, killed_named
 from support.runs.quantizing import Call
 
 SMALL = ["--samples", "6", "--length", "64"]
@@ -255,6 +257,61 @@ def test_killed_when_it_has_its_name_it_is_told_finished(
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == whole
     assert whole.keys() == {path.name for path in (stats, imatrix) if both or path == imatrix}
     assert "exists; remove it" in call(*words).err
+
+
+def both(root: Path, folder: Path, samples: int = 1) -> tuple[list[object], Path, Path]:
+    """A command that makes two files."""
+    stats, imatrix = folder / "s", folder / "i.gguf"
+    text = ["--calibration", root / "text.txt", "--samples", samples, "--length", 16]
+    return ["calibrate", "tiny", "-o", stats, "--imatrix", imatrix, *text], stats, imatrix
+
+
+def killed_before_the_last_name(
+    work: Callable[[], object], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(name, killed)
+        patch.setattr(workspace, "remove", lambda folder: None)
+        work()
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_killed_between_its_two_names_it_goes_on(
+    named: bool, root: Path, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words, stats, imatrix = both(root, tmp_path)
+    assert call(*words).status == 0
+    whole = {path: path.read_bytes() for path in (stats, imatrix)}
+    for path in whole:
+        path.unlink()
+    moment = "workspaces.naming.name" if named else "quantizing.calibrate.name_imatrix"
+    killed_before_the_last_name(lambda: call(*words), f"qtool.{moment}", monkeypatch)
+    assert (imatrix.exists(), stats.exists()) == (named, False)
+    monkeypatch.setattr("qtool.quantizing.calibrate.measure_block", None)
+    said = call(*words)
+    assert said.status == 0, said.err
+    assert "going on with an earlier run: all is measured" in said.err
+    assert f"{imatrix}: importance of 28 tensors over 16 tokens" in said.out
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == whole
+
+
+def test_what_was_killed_between_its_two_names_is_of_its_command_alone(
+    root: Path, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words, stats, imatrix = both(root, tmp_path)
+    killed_before_the_last_name(lambda: call(*words), "qtool.workspaces.naming.name", monkeypatch)
+    made = imatrix.read_bytes()
+    other = both(root, tmp_path, 2)[0]
+    assert f"error: {imatrix}: exists; remove it" in call(*other).err
+    imatrix.write_bytes(b"mine")
+    assert f"error: {imatrix}: exists; remove it" in call(*words).err
+    assert imatrix.read_bytes() == b"mine" and not stats.exists()
+    imatrix.unlink()
+    assert call(*other).status == 0  # which begins anew
+    assert imatrix.read_bytes() != made and not [*tmp_path.glob(".*")]
 
 
 def test_a_folder_is_no_name_and_codes_are_no_weights(

@@ -18,6 +18,7 @@ from qtool.formats.gguf_file import GgufFile
 from qtool.formats.gguf_values import Kind, Value, array, string, u32
 from qtool.gguf.source import GgufSource
 from qtool.gguf_types import BY_NAME, F16, TENSOR_TYPES
+from qtool.planning.gguf.plan_warnings import lacks
 from qtool.planning.rows import rows, type_of
 from support.gguf import gguf_files, gguf_shapes
 from support.gguf.gguf_plans import plan_of, recipe_of
@@ -393,3 +394,19 @@ def test_importance_of_another_model_is_told() -> None:
     for found in (own, replace(own, entries=lacking | more), replace(mixture, file=None)):
         warned = plan_of(SMALL, "q4_k_m", importance=found).warnings
         assert not [one for one in warned if "another model" in one]
+
+
+def test_importance_that_leaves_experts_out_is_of_this_model() -> None:
+    """As llama-imatrix does where few tokens reached them; matrices beside them tell the model."""
+    made = experts("qwen3moe", 8, 4, 8, 2)
+    mixture = replace(made, tensors=tuple(t for t in made.tensors if "shexp" not in t.name))
+    own = Measured.of(mixture)
+    others = {name: one for name, one in own.entries.items() if "_exps" not in name}
+    plan = plan_of(mixture, "q4_k_m", importance=replace(own, entries=others))
+    lacking = [t.name for t in plan.tensors if lacks(t)]
+    assert len(lacking) == 21 and all("_exps" in name for name in lacking)
+    assert not [one for one in plan.warnings if "another model" in one]
+    half = {name: one for name, one in others.items() if int(name.split(".")[1]) < 5}
+    warned = plan_of(mixture, "q4_k_m", importance=replace(own, entries=half)).warnings
+    (told,) = [one for one in warned if "another model" in one]
+    assert ": 33 of 56 matrices have none (" in told

@@ -2,13 +2,15 @@
 
 import json
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from qtool.report import gather
+from qtool.report import gather, written
 from qtool.report.again import commands
 from support.inspecting.reported_again import again
 from support.runs import quantizing
@@ -136,3 +138,24 @@ def test_killed_when_the_page_had_its_name(
     assert ("it was finished already" in said.err) is not other
     assert ("exists; remove it" if other else "does not pass its checks") in said.err
     assert not [*model.glob(".*")]
+
+
+def test_a_finished_page_that_is_removed_while_it_is_looked_at(
+    tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = quantizing.first_blocks_of_tiny(tmp_path / "model", 1)
+    page = tmp_path / "r.html"
+    killed_named(lambda: call("report", model, "-o", page), page)
+    check_free = written.check_free
+
+    def removed(*given: Any, **more: Any) -> None:
+        check_free(*given, **more)
+        shutil.rmtree(tmp_path / ".r.html.partial")
+        page.unlink()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(written, "check_free", removed)
+        said = call("report", model, "-o", page)
+    assert said.status == 1 and "removed what an earlier run had finished" in said.err
+    assert not page.exists() and not [*tmp_path.glob(".*")]
+    assert call("report", model, "-o", page).status == 0 and page.exists()

@@ -9,6 +9,8 @@ from qtool import api
 from qtool.cli.main import app
 from qtool.errors import RecipeError
 from qtool.planning.unmatched import near
+from support.gguf.gguf_plans import plan_of as gguf_plan_of
+from support.gguf.gguf_shapes import dense
 from support.models import header_files
 from support.planning.planning import plan_of
 
@@ -90,3 +92,32 @@ def test_the_head_of_a_model_that_has_none_of_its_own(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="whose output head is its embedding; remove the over"):
         plan_of(tmp_path / "tied", tied, "w8-rtn", override)
     plan_of(tmp_path / "own", header_files.llama(), "w8-rtn", override)
+
+
+@pytest.mark.parametrize(
+    "pattern", ["lm_head", "lm_head.weight", "*.lm_head", r"^output\\.weight$"]
+)
+def test_the_head_of_a_gguf_file_that_is_the_embedding(pattern: str) -> None:
+    """What the sentence says to name instead is what gets the type."""
+
+    def planned(*sets: str) -> dict[str, str]:
+        made = api.plan("tiny", "q4_k_m", changes=sets).json()["tensors"]
+        return {one["name"]: one["type"] for one in made}
+
+    with pytest.raises(RecipeError) as caught:
+        planned(f'overrides=[{{match: "{pattern}", type: q8_0}}]')
+    assert str(caught.value).endswith(
+        " matches no tensor of the model, whose output head is its embedding; name that, as "
+        'token_embd, give the type of both as changes=["output_type=q8_0"], or remove the override'
+    )
+    named = planned("overrides=[{match: token_embd, type: q8_0}]")
+    assert named == planned("output_type=q8_0") and named["token_embd.weight"] == "Q8_0"
+
+
+def test_the_head_of_a_gguf_file_by_the_name_in_a_checkpoint() -> None:
+    """The one that it has there is part of others' names."""
+    model = dense("llama", 1, 256, 512, 8, 2)
+    with pytest.raises(RecipeError, match=r"is output.weight in GGUF; name it as \^output\\\., or"):
+        gguf_plan_of(model, "q8_0", "overrides=[{match: lm_head, type: q5_0}]")
+    plan = gguf_plan_of(model, "q8_0", r"overrides=[{match: '^output\.', type: q5_0}]")
+    assert [one.name for one in plan.tensors if one.type.name == "Q5_0"] == ["output.weight"]

@@ -93,6 +93,14 @@ def test_experts_that_are_modules_of_their_own_have_siblings_by_name() -> None:
     assert top is not None and top.tolist() == [1, 5]
 
 
+def test_shared_experts_are_no_siblings_of_one_another() -> None:
+    """Every token passes all of them, so that one that is not read is none that others tell of."""
+    ids = [f"model.layers.0.mlp.shared_experts.{n}.up_proj.weight" for n in range(3)]
+    sites: list[Any] = [SimpleNamespace(id=name, expert=None, producer=None) for name in ids[:2]]
+    seen = {ids[0]: SiteStats(9, max_abs=np.float32([1, 5])), ids[1]: SiteStats(0)}
+    assert Siblings(sites).filled(seen, [ids[2]], lambda _: {}) == seen
+
+
 def test_scales_that_siblings_alone_were_given_count_for_them_alone() -> None:
     """As of up and down of an expert, which its siblings' scales leave as they are."""
     ids = [f"model.layers.0.mlp.experts.{n}.down_proj.weight" for n in range(3)]

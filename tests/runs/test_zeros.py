@@ -78,6 +78,33 @@ def test_zeros_of_what_is_rotated(
     assert done.err.count(f"warning: {TORN}") == done.err.count(f"warning: {EMPTY}") == 1
 
 
+def test_zeros_of_a_head_that_an_earlier_try_wrote(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Every try reads blocks and embedding, to see that the model stays as it is, and a head that
+    is not rotated once, so that the journal alone tells what was wrong with it."""
+    folder = first_blocks_of_tiny(tmp_path / "model", 2)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    tensors["lm_head.weight"].view(-1)[400 * 256 + 99 : 430 * 256] = 0
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text()) | {"tie_word_embeddings": False}
+    (folder / "config.json").write_text(json.dumps(config))
+    call = caller(monkeypatch, capfd)
+    given = ("--recipe", "q8_0", "--set", "transforms=[rotate]", "--set", "rotate.r1=false")
+    command = ("quantize", folder, *given, "--threads", 1, "-o")
+    at_once = call(*command, tmp_path / "a.gguf")
+    with monkeypatch.context() as patched, pytest.raises(Died):
+        dying(18, patched)
+        call(*command, tmp_path / "b.gguf")
+    written = (tmp_path / ".b.gguf.partial/journal").read_text()
+    assert '"output.weight"' in written and '"token_embd.weight"' in written
+    done = call(*command, tmp_path / "b.gguf")
+    for run in (at_once, done):
+        assert run.err.count("warning: lm_head.weight: 15,162 bytes are 0 in long") == 1
+    assert (tmp_path / "a.gguf").read_bytes() == (tmp_path / "b.gguf").read_bytes()
+
+
 @pytest.mark.parametrize("recipe", ["w8-rtn", "w4g128-gptq"])
 def test_zeros_of_codes(
     recipe: str, model: Path, tmp_path: Path,
@@ -99,6 +126,45 @@ def test_zeros_of_codes(
     assert f"warning: {EMPTY}" in done.err
     assert f"warning: {DOWN}: 9,000 bytes are 0 in long stretches" in done.err
     assert "model.embed_tokens.weight: " in done.err
+
+
+@pytest.mark.parametrize(
+    ("source", "recipe"),
+    [
+        ("w4g64-rtn", "w8-rtn"),  # AWQ
+        ("w4g64-mlx-rtn", "w4g64-gptq"),
+        ("w8-rtn", "q8_0"),  # GPTQ
+        ("w3g128-rtn", "q4_k_m-awq-gptq"),
+    ],
+)
+def test_zeros_of_packed_codes(
+    source: str, recipe: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Of which 0 is no weight of 0. Rows and columns that are 0 are no holes."""
+    call = caller(monkeypatch, capfd)
+    model = first_blocks_of_tiny(tmp_path / "model", 1) / "model.safetensors"
+    tensors = load_file(model)
+    tensors["model.layers.0.mlp.up_proj.weight"][100:500] = 0
+    tensors[DOWN][:, 100:500] = 0
+    save_file(tensors, model, metadata={"format": "pt"})
+    packed = tmp_path / "packed"
+    assert call("quantize", model.parent, "--recipe", source, "-o", packed).status == 0
+    given = ["--calibration", text_file(tmp_path / "t.txt"), "--samples", 4, "--length", 64]
+    more = given if "gptq" in recipe else []
+    command = ("quantize", packed, "--requantize", "--recipe", recipe, *more, "-o")
+    done = call(*command, tmp_path / "whole")
+    assert done.status == 0 and " 0 in long stretches" not in done.err
+    file = packed / "model.safetensors"
+    stored = load_file(file)
+    key = next(name for name in stored if "o_proj." in name and name.endswith("weight"))
+    stored[key].view(torch.uint8).view(-1)[9_001:18_001] = 0
+    save_file(stored, file, metadata={"format": "pt"})
+    done = call(*command, tmp_path / "torn")
+    assert done.status == 0, done.err
+    (said,) = [line for line in done.err.splitlines() if " 0 in long stretches" in line]
+    assert said.startswith("warning: model.layers.0.self_attn.o_proj.weight: 9,00")
+    assert "bytes of its codes are 0" in said and said.endswith("; fetch the model again")
 
 
 def test_the_model_itself_is_judged_alike(model: Path) -> None:

@@ -340,8 +340,8 @@ def test_plan_asks_the_same_rules(
     made = json.loads(capsys.readouterr().out)
     assert (made["engine"], made["tp"]) == ("vllm", 4)
     assert {f["check"] for f in made["findings"]} == {"engine-group-split"}
-    assert call(monkeypatch, *plan, "--engine", "vllm") == 0
-    assert "has nothing to say against it" in capsys.readouterr().out
+    assert call(monkeypatch, *plan, "--engine", "vLLM") == 0
+    assert "note: vllm has nothing to say against it" in capsys.readouterr().out
     assert call(monkeypatch, *plan, "--json") == 0
     assert not {"engine", "tp", "findings"} & json.loads(capsys.readouterr().out).keys()
     assert call(monkeypatch, *plan, "--tp", "2") == 2

@@ -49,7 +49,8 @@ class Planned(Protocol):
 
 def of_another(file: str | None, named: Collection[str], tensors: Sequence[Planned]) -> list[str]:
     """A sentence where a file of importance is, by the names in it, not of this model. Of blocks
-    alone: some files have embeddings and head, some do not."""
+    alone: some files have embeddings and head, some do not. That experts have none tells nothing:
+    llama-imatrix leaves them out where too few tokens reached them."""
     if file is None:
         return []
     known = {tensor.name for tensor in tensors}
@@ -57,12 +58,13 @@ def of_another(file: str | None, named: Collection[str], tensors: Sequence[Plann
     strange = [name for name in entries if name not in known]
     weighed = [one for one in tensors if lacks(one) or one.importance]
     lacking = [one.name for one in weighed if lacks(one)]
+    others = [one for one in weighed if "_exps" not in one.name]
     said = []
     if len(strange) > _STRANGE * len(entries):
         said.append(
             f"{len(strange)} of its {len(entries)} entries are of no tensor here ({some(strange)})"
         )
-    if len(lacking) > _STRANGE * len(weighed):
+    if sum(map(lacks, others)) > _STRANGE * len(others):
         said.append(
             f"{len(lacking)} of {len(weighed)} matrices have none ({some(lacking)}), so that all "
             "their columns count alike"

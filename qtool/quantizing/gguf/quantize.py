@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool.checkpoints import padding
-from qtool.checkpoints.gguf_models import source_files
+from qtool.checkpoints.gguf_models import is_gguf, source_files
 from qtool.formats.gguf_values import string
 from qtool.formats.gguf_writer import GgufWriter, opened
 from qtool.gguf.importance.imatrix import Importance, read_importance
@@ -57,18 +57,20 @@ def run_gguf(request: GgufRequest, progress: Progress) -> Summary:
     """Make the file; nothing is left under its name unless all of it succeeds."""
     again = not request.fresh
     check_free(request.artifact, is_folder=False, replace=request.replace, again=again)
-    # What is rotated is not 0 where the source is.
-    zeros = Zeros(request.source, request.requantize) if request.recipe.rotates else None
+    # What is rotated is not 0 where the source is, nor what codes of 0 stand for.
+    codes = request.requantize and not is_gguf(request.source)
+    watched = request.recipe.rotates or codes
+    zeros = Zeros(request.source, request.requantize) if watched else None
     view = open_view(request.source, request.recipe, request.imatrix, request.requantize, zeros)
     if view is None:
-        with closing(open_source(request.source, request.requantize)) as source:
-            return _run(request, source, progress)
+        with closing(open_source(request.source, request.requantize, zeros)) as source:
+            return _run(request, source, progress, watched=zeros)
     from qtool.gguf.from_hf.source import hf_source
     from qtool.transforms import rotate
 
     source = hf_source(view)  # what cannot be written is told before the work
     if not request.recipe.rotates:
-        return _run(request, source, progress, view)
+        return _run(request, source, progress, view, watched=zeros)
     with progress.stage("transform"):
         rotations = rotate.prepare(view, request.recipe.rotate, progress.say)
     return _run(request, source, progress, view, rotations.notes(), zeros)

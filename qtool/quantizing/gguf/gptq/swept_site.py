@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from qtool import methods, native_gguf
-from qtool.blockwise.quantize_site import signal_and_noise
+from qtool.blockwise.output_errors import signal_and_noise
 from qtool.blockwise.row_feedback import FED_BACK, Rows
 from qtool.blockwise.row_rounding import RowFactor, factored, round_rows
 from qtool.calibrating.sites import Site
