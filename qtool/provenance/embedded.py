@@ -22,7 +22,7 @@ from qtool.recipe.gguf import GgufRecipe
 from qtool.recipe.recipe import Recipe, parse
 from qtool.record import CALIBRATION, FILE_NAME, REQUANTIZED
 
-_KINDS = {str: "text", int: "integer"}
+_KINDS = {str: "a text", int: "an integer"}
 _DIGEST = re.compile("sha256:[0-9a-f]{64}")
 
 
@@ -166,7 +166,7 @@ def _calibration(where: str, found: Any) -> Mapping[str, Any] | None:
                       ("seed", int)):  # fmt: skip
         if type(found.get(key)) is not kind:
             raise FormatError(
-                f"{where}.{key} is {_shown(found.get(key))}; expected a {_KINDS[kind]}, as qtool "
+                f"{where}.{key} is {_shown(found.get(key))}; expected {_KINDS[kind]}, as qtool "
                 "writes"
             )
     for key, (least, most) in {

@@ -60,7 +60,9 @@ HOSTILE: dict[str, tuple[str, Change, str]] = {
     "no embedding": ("llama", without_embedding, "lacks token_embd.weight, which every model has"),
     "no keys": ("llama", without_keys, "lacks llama.block_count"),
     "no heads": ("llama", says(HEADS, Kind.UINT32, 0), f"{HEADS} is 0"),
-    "heads of text": ("llama", says(HEADS, Kind.STRING, "x"), "is 'x' (string), expected an integer"),
+    "heads of text": (
+        "llama", says(HEADS, Kind.STRING, "x"), "is 'x' (string), expected an integer",
+    ),
     "heads that differ": (
         "llama", says(HEADS, Kind.ARRAY, Kind.FLOAT32, [4.0]), "4.0 (float32), expected a",
     ),
