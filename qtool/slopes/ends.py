@@ -4,7 +4,7 @@
         journal     what is finished; while it is measured also what kept.py lists
         ends-N      slopes by what block N gives, a micro-batch after another, float32
 
-The loss is that of slopes.py: of tokens that are drawn from the model's own predictions, as it was
+The loss is that of measure.py: of tokens that are drawn from the model's own predictions, as it was
 before anything of it is quantized. Micro-batches are those that the run's own stream begins with.
 """
 

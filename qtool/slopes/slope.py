@@ -1,4 +1,4 @@
-"""What an error in one matrix costs: see slopes.py."""
+"""What an error in one matrix costs: see measure.py."""
 
 import hashlib
 import json

@@ -1,5 +1,5 @@
 """A source whose experts lie in one tensor, gate and up in turns (gpt-oss), seen with a matrix an
-expert: where it is no plain checkpoint, of which fused_experts.py makes a view."""
+expert: where it is no plain checkpoint, of which qtool.checkpoints.fused_experts makes a view."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
