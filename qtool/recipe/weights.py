@@ -249,7 +249,7 @@ class KvCache(Table):
     or one a head, or, in format qserve, of the engine's own making."""
 
     bits: Literal[4, 8] = Field(description="4 or 8")
-    type: Literal["int", "float"] = Field(description="whole numbers, or (8 bits) float8_e4m3")
+    type: Literal["int", "float"] = Field(description="integers, or (8 bits) float8_e4m3")
     scale: Literal["tensor", "head"] = Field(
         default="tensor", description="one scale a layer, or one for each of its heads"
     )
