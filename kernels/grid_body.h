@@ -1,5 +1,5 @@
 /* The arithmetic of integer grids, for the type V that V, VI, REAL and T() name: vectors, a row a
- * lane, on the CPU (real.h), one number on a GPU (cuda/real.h). No product may be contracted with a
+ * lane, on the CPU (real.h), one number on a GPU (cuda/integers.h). No product may be contracted with a
  * sum, and division rounds to nearest.
  *
  *     low = min(w, 0), high = max(w, 0)

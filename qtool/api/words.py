@@ -35,10 +35,14 @@ Words = Callable[[str], str]
 _SAYING = frozenset({"warnings", "notes", "findings", "message", "plan", "failed"})
 _NAMES = {"o": "out", "set": "changes"}
 _COMMANDS = re.compile(r"(`qtool [^`]*`|\(qtool [^)]*\))")
-# A value: quoted, or with a digit, a dot or a slash in it, or with nothing after it.
+# A value: quoted, a key with a list or a table, a word with a digit, a dot or a slash in it, or one
+# with nothing after it.
+_TABLE = r"\{(?:[^{}]|\{[^{}]*\})*\}"
+_LISTED = rf"[\w.]+=(?:{_TABLE}|\[(?:[^][{{}}]|{_TABLE}|\[[^][]*\])*\])"
 _OPTION = re.compile(
     r"(?<![^\s(`'\"])--?(?P<name>[a-z][a-z-]*)"
-    r"(?: (?!\()(?P<value>'[^']*'|\"[^\"]*\"|[^\s`'\",;:)]*[\d./=][^\s`'\",;:)]*(?<!\.)"
+    r"(?: (?!\()(?P<value>'[^']*'|\"[^\"]*\"|" + _LISTED + "|"
+    r"[^\s`'\",;:)]*[\d./=][^\s`'\",;:)]*(?<!\.)"
     r"|[\w-]+(?=[:;,)`]|$)))?(?![\w-])"
 )
 _COMMAND = re.compile(r"\b(this|that|same|another|its) command\b")

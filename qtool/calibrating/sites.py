@@ -8,9 +8,9 @@ Two notions, both found by running the block once on a small probe:
 - fold group: every site whose rows come from one norm's output. What is folded into the norm has
   to be undone in all of them: router, routed and shared experts alike.
 
-Calls are seen as they are made (linears.py) on a small input (probe_trace.py). Inputs are compared
-by the bytes of their rows, so reshaped, flattened and gathered rows are still known to be the
-norm's.
+Calls are seen as they are made (qtool.streaming.linears) on a small input (probe_trace.py). Inputs
+are compared by the bytes of their rows, so reshaped, flattened and gathered rows are still known
+to be the norm's.
 
 Blocks of the same structure have the same sites, so one trace serves them all (`Tracer`). An expert
 that the probe did not reach is taken to behave as its neighbours in the same parameter.

@@ -8,7 +8,7 @@ numbers, so that each checkpoint tensor comes out as an index into a parameter:
 
     parameter[index] is the checkpoint tensor, and a view: writing into it changes the block
 
-The reverse, one tensor of which a model makes several parameters, is for joined_rows.py.
+The reverse, one tensor of which a model makes several parameters: qtool.streaming.joined_rows.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -31,6 +31,7 @@ from qtool.telling.progress import Progress
 from qtool.verification.engines.view import view_of
 from qtool.workspaces.already import SAID, AlreadyMade
 from qtool.workspaces.leftovers import check_free
+from qtool.workspaces.naming import stays_beside
 from qtool.workspaces.replacing import check_apart, check_not_among
 
 
@@ -63,6 +64,8 @@ def _made(request: Request, progress: Progress) -> Converted:
         replace=request.replace,
         again=not request.fresh,
     )
+    if (stays := stays_beside(request.out)) is not None:
+        progress.say(f"note: {stays}")
     files = gguf_models(request.source)
     if not files:
         return _convert(request, artifact_model(request.source, request.assume), progress)

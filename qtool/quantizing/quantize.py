@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qtool.errors import UnsupportedError
-from qtool.workspaces.naming import path_beside
+from qtool.workspaces.naming import path_beside, stays_beside
 
 if TYPE_CHECKING:
     from qtool.cuda.staging import Places
@@ -226,11 +226,8 @@ def _stating(
 
     there = path_beside(target)
     if not asked.provenance:
-        if there.is_file():
-            progress.say(
-                f"note: {there} is of an earlier {target.name}, and `qtool verify` compares with "
-                "it: remove it, or give --provenance, which replaces it"
-            )
+        if (stays := stays_beside(target)) is not None:
+            progress.say(f"note: {stays}, or give --provenance, which replaces it")
         return None
     if there.is_dir():
         raise UnsupportedError(

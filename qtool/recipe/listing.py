@@ -7,7 +7,7 @@ from typing import Any
 from qtool.recipe import recipe
 from qtool.recipe.gguf import GgufRecipe
 
-SAFETENSORS = "safetensors, AWQ and GPTQ"
+SAFETENSORS = "safetensors, AWQ, GPTQ, MLX and others"
 COMPRESSED = "safetensors, compressed-tensors and FP8"
 _GGUF_GROUPS = (
     ("GGUF, K-quants", ("q6_k", "q5_k", "q4_k", "q3_k", "q2_k")),

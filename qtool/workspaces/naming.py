@@ -82,6 +82,16 @@ def path_beside(artifact: Path) -> Path:
     return artifact.with_name(f"{artifact.name}.provenance.json")
 
 
+def stays_beside(artifact: Path) -> str | None:
+    """What is said where the statement of an earlier artifact stays beside a new one."""
+    beside = path_beside(artifact)
+    if not beside.is_file():
+        return None
+    return (
+        f"{beside} is of an earlier {artifact.name}, and `qtool verify` compares with it: remove it"
+    )
+
+
 def finish(folder: Path, target: Path) -> None:
     """What a run left to do that was killed after `target` was its output."""
     discard(target, folder / "replaced")

@@ -211,6 +211,12 @@ def test_what_cannot_be_asked(tmp_path: Path) -> None:
         ("first (qtool convert FILE --to hf -o D)", "first (qtool convert FILE --to hf -o D)"),
         ("-o out: exists", 'out="out": exists'),
         ("with --set a.b=1 --set 'c.d=x y' goes", 'with changes=["a.b=1", "c.d=x y"] goes'),
+        ("--set a=[b, c]: a: it is", 'changes=["a=[b, c]"]: a: it is'),
+        (
+            "--set a=[{b: '*.c', d: {e: [2, 8]}}], --set f={g: 4, h: i}: do not go",
+            "changes=[\"a=[{b: '*.c', d: {e: [2, 8]}}]\"], changes=[\"f={g: 4, h: i}\"]: do not go",
+        ),
+        ("write --set a=[b", 'write changes=["a=[b"]'),
         ("with --set 'a.b=\"é\"' goes", 'with changes=["a.b=\\"é\\""] goes'),
         ("--set a: expected key=value", "changes: a: expected key=value"),
         ("this command with --samples 4 --calibration '/a b.txt' goes on with it",

@@ -218,6 +218,7 @@ def test_python_page_names_what_the_functions_take() -> None:
         "fit": ["recipe='q4_k_m-awq-gptq'", "quiet=True"],
         "evaluate": ["quiet=True"],
         "compare": ["quiet=True"],
+        "generate": ["quiet=True"],
         "plan": [],
         "sample": ["quiet=True"],
         "verify": ["quiet=True"],

@@ -154,6 +154,10 @@ def test_a_statement_of_an_earlier_artifact_is_told(
     qtool.quantize("tiny", "w4g64-rtn", out, quiet=False)
     assert "out.provenance.json is of an earlier out" in capfd.readouterr().err
     assert not verify_artifact(out).ok
+    qtool.convert(out, "gptq-v2", tmp_path / "other")
+    assert "note:" not in capfd.readouterr().err
+    qtool.convert(tmp_path / "other", "awq", out, replace=True, quiet=False)
+    assert "out.provenance.json is of an earlier out" in capfd.readouterr().err
     shutil.rmtree(out)
     qtool.quantize("tiny", "w4g64-rtn", out, quiet=False, provenance=True)
     assert "is of an earlier" not in capfd.readouterr().err and verify_artifact(out).ok

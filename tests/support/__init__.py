@@ -8,5 +8,7 @@
     hostile/      files that lie; gallery/ has broken artifacts
     guard/        refuses connections that leave the machine
 
+The others serve the tests of the folder of their name for the most part.
+
 places.py has the paths; long_tests.py and remembered_ids.py serve conftest.py.
 """

@@ -2,7 +2,7 @@
 
 `importance-N` in the workspace holds the sums of squares of block N, float32, one site after
 another; the journal has the sites and the checksum, those of the hidden states that follow, the
-scales that a transform found, and what GPTQ swept (sweeping.py has its file).
+scales that a transform found, and what GPTQ swept (gptq/swept_files.py).
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,5 +1,6 @@
 """A source whose experts lie in one tensor, gate and up interleaved (gpt-oss), seen with a matrix
-an expert: where it is no plain checkpoint, of which fused_experts.py makes a view."""
+an expert: where it is no plain checkpoint, of which qtool.checkpoints.fused_experts makes a
+view."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
