@@ -26,7 +26,7 @@ from qtool.recipe.recipe import Recipe
 from qtool.runs.by_rows import nearest, quantize_rows, side_by_side
 from qtool.runs.sink import Sink
 from qtool.scheme import GroupQuant, Scheme
-from qtool.streaming.precision import products_in
+from qtool.streaming.precision import matmuls_in
 from qtool.streaming.skeleton import Skeleton
 from qtool.telling.summary import OUTPUTS, WEIGHTS, LayerReport
 
@@ -59,7 +59,7 @@ def measured(skeleton: Skeleton, passage: Passage, name: str, width: int) -> Sit
     def see(_: nn.Module, given: tuple[torch.Tensor, ...]) -> None:
         raise _SeenError(given[0])
 
-    with skeleton.open_head() as head, products_in(passage.precision):
+    with skeleton.open_head() as head, matmuls_in(passage.precision):
         hook = output.register_forward_pre_hook(see, prepend=True)  # before its weights are read
 
         def rows_of(number: int) -> torch.Tensor:

@@ -44,7 +44,7 @@ from qtool.gradients.block_gradients import Ends, advised
 from qtool.gradients.passing import Passing
 from qtool.streaming.allocator import give_back
 from qtool.streaming.linears import Matrix, ObserveLinears, WeightIndex
-from qtool.streaming.precision import products_in
+from qtool.streaming.precision import matmuls_in
 from qtool.streaming.stream import LoadedBlock, Stream
 from qtool.streaming.workers import Workers
 from qtool.telling.sentences import count
@@ -118,7 +118,7 @@ class Feedback:
                 wanted = {matrix: kind for matrix, kind in kinds.items() if kind in group}
                 for kind, total in _sums(there, stream, workers, ends, wanted).items():
                     if total.any():
-                        with products_in("float32"):
+                        with matmuls_in("float32"):
                             told = _told(kind, total, found, kinds, names, passage)
                         rows |= _whole(rows, told, kind.matrix.rows, block)
         return rows

@@ -23,7 +23,7 @@ from qtool.cuda.device import Device
 from qtool.recipe.file import Precision
 from qtool.streaming.arguments import tensors_in
 from qtool.streaming.layout import Stored, mapped
-from qtool.streaming.precision import products_in
+from qtool.streaming.precision import matmuls_in
 from qtool.streaming.reading import Reading
 from qtool.streaming.skeleton import Skeleton
 from qtool.streaming.stream import Call, LoadedBlock, States, Stream
@@ -248,7 +248,7 @@ class Passage:
         device: Device | None,
         precision: Precision = "float32",
     ) -> "Passage":
-        """Before the first block. device: None is the CPU. precision: of products, as settled."""
+        """Before the first block. device: None is the CPU. precision: of matmuls, as settled."""
         calls = None if device is None else Calls(stream.calls, device)
         return cls(stream, workers, device, calls, precision)
 
@@ -256,7 +256,7 @@ class Passage:
     def placed(self, block: LoadedBlock) -> Iterator[tuple[LoadedBlock, Stream, Workers]]:
         """placed() of a block, in which products are of the precision."""
         with (
-            products_in(self.precision),
+            matmuls_in(self.precision),
             placed(self.device, self.calls, block, self.stream, self.workers) as found,
         ):
             yield found

@@ -43,7 +43,7 @@ def calibrate(
     seed: Seed = None,
     precision: Annotated[
         Literal["float32", "bfloat16"] | None,
-        typer.Option(help="of products of matrices: float32; bfloat16, faster on CPUs with AMX"),
+        typer.Option(help="of matmuls: float32; bfloat16, faster on CPUs with AMX"),
     ] = None,
     threads: Threads = None,
     device: OnDevice = "auto",

@@ -47,8 +47,8 @@ from qtool.formats.safetensors_file import TensorInfo
 from qtool.gguf.from_hf.hf_rows import HfRows
 from qtool.gguf.from_hf.source import hf_source
 from qtool.gguf.source import GgufSource, SourceTensor
+from qtool.gguf_mixtures.kinds import output_order
 from qtool.gguf_types import BlockType
-from qtool.mixtures.kinds import output_order
 from qtool.scheme import GroupQuant
 from qtool.telling.progress import Progress
 from qtool.telling.sentences import AGAIN

@@ -40,9 +40,9 @@ from qtool.formats.gguf_values import Value, string, u32
 from qtool.formats.gguf_writer import GgufWriter, Layout, TensorSpec, lay_out, opened
 from qtool.gguf.second_scales import inputs_of
 from qtool.gguf.source import QUANTIZATION_VERSION, GgufSource
+from qtool.gguf_mixtures.kinds import stored_shape
+from qtool.gguf_mixtures.table import MOSTLY_NVFP4
 from qtool.gguf_types import BlockType
-from qtool.mixtures.kinds import stored_shape
-from qtool.mixtures.table import MOSTLY_NVFP4
 from qtool.runs.gguf_request import unlike_gguf
 from qtool.scheme import GroupQuant
 from qtool.telling.progress import Progress

@@ -59,7 +59,7 @@ def splits_of(blocks: int, runs: int, parts: int, slots: int) -> int:
     """How many blocks share a row: with which those that `slots` hold at once have the fewest runs
     to do one after the other, where what it begins and ends with counts as half a run, and what a
     block leaves the others as another half; of several such, the most. On an H100 the fastest, or
-    within 3 % of it, of Llama's shapes (tests/gpu/products.py)."""
+    within 3 % of it, of Llama's shapes (tests/gpu/gemv.py)."""
 
     def halves(splits: int) -> tuple[int, int]:
         work = 2 * ceil(runs, parts * splits) + 1 + (splits > 1)

@@ -19,11 +19,11 @@ from qtool.errors import FormatError
 from qtool.gguf.importance.measured import matrices_reading
 from qtool.gguf.planned import PlannedTensor
 from qtool.gguf.source import SourceTensor, as_floats
+from qtool.gguf_mixtures.kinds import EMBEDDING_OF_TOKENS, EMBEDDINGS, HEAD
+from qtool.gguf_mixtures.rules import fallback, needs_importance
 from qtool.gguf_types import BlockType
 from qtool.gradients.sampled import by_weight, checked, pieces
 from qtool.gradients.sensitivity import Sensitivities, Sensitivity
-from qtool.mixtures.kinds import EMBEDDING_OF_TOKENS, EMBEDDINGS, HEAD
-from qtool.mixtures.rules import fallback, needs_importance
 from qtool.recipe.gguf import GgufRecipe
 from qtool.streaming.workers import Workers
 

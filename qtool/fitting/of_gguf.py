@@ -23,9 +23,9 @@ from qtool.gguf.open import open_source, open_view
 from qtool.gguf.planned import PlannedTensor
 from qtool.gguf.source import GgufSource
 from qtool.gguf.to_hf.weights import gguf_weights
+from qtool.gguf_mixtures.kinds import EMBEDDING_OF_TOKENS, EMBEDDINGS, HEAD, layer_of, model_facts
 from qtool.gguf_types import FLOATS, BlockType
 from qtool.gradients.sensitivity import Sensitivities
-from qtool.mixtures.kinds import EMBEDDING_OF_TOKENS, EMBEDDINGS, HEAD, layer_of, model_facts
 from qtool.planning.fitting import Fitting, passing
 from qtool.planning.gguf.estimate import shapes_of
 from qtool.planning.gguf.plan import make_gguf_plan

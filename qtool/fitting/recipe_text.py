@@ -7,7 +7,7 @@ from typing import Any
 
 from qtool.fitting.outside import table
 from qtool.formats.layer_names import experts_of
-from qtool.mixtures.kinds import EMBEDDING_OF_TOKENS, HEAD
+from qtool.gguf_mixtures.kinds import EMBEDDING_OF_TOKENS, HEAD
 from qtool.recipe.gguf import GgufRecipe
 from qtool.recipe.recipe import Recipe
 

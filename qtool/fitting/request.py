@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qtool.errors import UsageError
+from qtool.gguf_mixtures.table import TYPES
 from qtool.gguf_types import FLOATS, BlockType
-from qtool.mixtures.table import TYPES
 from qtool.recipe.file import Calibration, did_you_mean
 from qtool.recipe.gguf import GgufRecipe
 from qtool.recipe.recipe import Recipe

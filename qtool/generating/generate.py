@@ -75,7 +75,7 @@ def generate(
         found: list[int] = []
         times = [time.monotonic()]
         cache: Any = None
-        with progress.stage("generate"), torch.no_grad(), model.products:
+        with progress.stage("generate"), torch.no_grad(), model.matmuls:
             for _ in progress.blocks(tokens, "token"):
                 logits, cache = model.step(torch.tensor([found[-1:] or ids]), cache)
                 if not bool(torch.isfinite(logits).all()):

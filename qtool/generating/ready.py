@@ -20,7 +20,7 @@ from qtool.checkpoints.names import Binding
 from qtool.checkpoints.structure import OTHER_TOWERS
 from qtool.cuda.device import Device
 from qtool.errors import UnsupportedError, UsageError
-from qtool.generating.products import InFloat32, Key, Matrix, Products, key, matrix
+from qtool.generating.packed_matmul import InFloat32, Key, Matmuls, Matrix, key, matrix
 from qtool.memory import memory
 from qtool.quality.engine_inputs import activations
 from qtool.quality.reading import OnDevice, reading_onto
@@ -34,10 +34,10 @@ from qtool.telling.progress import Progress
 
 @dataclass(frozen=True)
 class Ready:
-    """A model, loaded. Steps are made within `products`."""
+    """A model, loaded. Steps are made within `matmuls`."""
 
     skeleton: Skeleton
-    products: Products
+    matmuls: Matmuls
     matrices: Mapping[Key, Sequence[Matrix]]
     on_cpu: InFloat32
     place: Any  # of what it is given
@@ -54,7 +54,7 @@ class Ready:
         except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError,
                 ValueError) as error:  # fmt: skip
             out_of_room = isinstance(error, torch.OutOfMemoryError | torch.AcceleratorError)
-            if self.products.failed or out_of_room:
+            if self.matmuls.failed or out_of_room:
                 raise
             said = " ".join(str(error).split())[:200]
             raise UnsupportedError(
@@ -98,10 +98,10 @@ def ready(
         matrices = _load(skeleton, reading, on_cpu)
         on_cpu.room = max(0, _room() - cache_bytes)
     rounded = activations(weights, "plain").fitting(skeleton)
-    products = Products(matrices, skeleton.online, rounded)
+    matmuls = Matmuls(matrices, skeleton.online, rounded)
     for number, block in enumerate(skeleton.blocks):
-        block.register_forward_pre_hook(_at(products, number))
-    return Ready(skeleton, products, matrices, on_cpu, reading.place)
+        block.register_forward_pre_hook(_at(matmuls, number))
+    return Ready(skeleton, matmuls, matrices, on_cpu, reading.place)
 
 
 def ends(skeleton: Skeleton, folder: Path) -> set[int]:
@@ -115,9 +115,9 @@ def ends(skeleton: Skeleton, folder: Path) -> set[int]:
     return {i for i in flat if isinstance(i, int)}
 
 
-def _at(products: Products, number: int) -> Any:
+def _at(matmuls: Matmuls, number: int) -> Any:
     def note(*_: Any) -> None:
-        products.block = number
+        matmuls.block = number
 
     return note
 

@@ -222,7 +222,7 @@ class _Drawing:
             found[:, 0] = self.first
         cache: Any = None
         title = f"texts {texts.start + 1}-{texts.stop}, token"
-        with progress.stage("generate"), torch.no_grad(), self.loaded.products:
+        with progress.stage("generate"), torch.no_grad(), self.loaded.matmuls:
             for at in progress.blocks(self.sampling.length, title, first=1):
                 before = torch.from_numpy(found[:, at - 1 : at].copy())
                 logits, cache = self.loaded.step(before, cache)

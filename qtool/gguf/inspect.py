@@ -61,7 +61,7 @@ class GgufInspection:
     @cached_property
     def file_type(self) -> str | None:
         """general.file_type by its name."""
-        from qtool.mixtures.table import FILE_TYPES, MOSTLY_NVFP4
+        from qtool.gguf_mixtures.table import FILE_TYPES, MOSTLY_NVFP4
 
         number = self.integer("general.file_type")
         names = {kind.number: name for name, kind in FILE_TYPES.items()} | {MOSTLY_NVFP4: "NVFP4"}

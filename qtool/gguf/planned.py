@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from math import prod
 
 from qtool.gguf.source import SourceTensor
+from qtool.gguf_mixtures.kinds import stored_shape
 from qtool.gguf_types import BlockType
-from qtool.mixtures.kinds import stored_shape
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ class Ends:
         """Measured over the first samples of tokens [all samples, length], whole micro-batches of
         them, or found where an earlier run has left it.
 
-        device: where blocks are passed, None: the CPU. precision: of products. There are none
+        device: where blocks are passed, None: the CPU. precision: of matmuls. There are none
         where torch has no gradient, or one that is not finite; SourceError where logits are not.
         """
         folder = run.folder / FOLDER

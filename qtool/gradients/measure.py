@@ -48,7 +48,7 @@ from qtool.streaming.allocator import give_back
 from qtool.streaming.arguments import tensors_in, with_tensors
 from qtool.streaming.layout import Stored
 from qtool.streaming.linears import WeightIndex
-from qtool.streaming.precision import products_in
+from qtool.streaming.precision import matmuls_in
 from qtool.streaming.skeleton import Skeleton
 from qtool.streaming.stream import LoadedBlock, Stream
 from qtool.streaming.workers import Workers
@@ -75,7 +75,7 @@ def measure(
     seed: of the tokens that are drawn. space: where what is finished is kept. behind: is told of
     each block, from the last to the first, what the gradients by what it gives are, before it
     counts as passed; no others are found then. together: tokens of a micro-batch. device: where
-    blocks are passed, forwards and backwards; None is the CPU. precision: of products, as settled.
+    blocks are passed, forwards and backwards; None is the CPU. precision: of matmuls, as settled.
     SourceError where logits are not finite, NoGradientError where torch has no gradient, or one
     that is not finite.
     """
@@ -93,7 +93,7 @@ def measure(
         if gradients is None:
             way.before(count)
             gradients = Passing(gradients_at(space, count))
-            with products_in(precision):
+            with matmuls_in(precision):
                 own, unrelated = through_head(
                     skeleton, stream, tokens, seed, gradients, workers, progress, behind is not None
                 )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from qtool.errors import RecipeError
 from qtool.formats.layer_names import is_head
-from qtool.mixtures.kinds import EMBEDDING_OF_TOKENS, HEAD
+from qtool.gguf_mixtures.kinds import EMBEDDING_OF_TOKENS, HEAD
 
 if TYPE_CHECKING:
     from qtool.recipe.gguf import GgufRecipe

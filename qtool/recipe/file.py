@@ -83,7 +83,7 @@ class Calibration(Table):
     seed: int = Field(default=0, ge=0, le=2**32 - 1)
     precision: Precision = Field(
         default="float32",
-        description="of products of matrices over the text; bfloat16: faster on CPUs with AMX",
+        description="of matmuls over the text; bfloat16: faster on CPUs with AMX",
     )
 
 

@@ -25,9 +25,9 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from qtool.gguf_mixtures.rules import Options, Override
+from qtool.gguf_mixtures.table import FILE_TYPES, TYPES, FileType
 from qtool.gguf_types import BlockType
-from qtool.mixtures.rules import Options, Override
-from qtool.mixtures.table import FILE_TYPES, TYPES, FileType
 from qtool.recipe.file import (
     ALIASES,
     PAD,

@@ -33,7 +33,7 @@ _ALONE = threading.RLock()
 
 
 @contextmanager
-def products_in(precision: Precision) -> Iterator[None]:
+def matmuls_in(precision: Precision) -> Iterator[None]:
     """Within, products of matrices on the CPU, of all threads; or within another of the same
     thread. Those of other threads wait."""
     products = getattr(torch.backends.mkldnn, "matmul", None)
@@ -52,7 +52,7 @@ def products_in(precision: Precision) -> Iterator[None]:
 @cache
 def has_bfloat16() -> bool:
     """Whether products are any other for it on this CPU."""
-    with products_in("bfloat16"):
+    with matmuls_in("bfloat16"):
         made = torch.full((_WIDTH, _WIDTH), _FINER) @ torch.eye(_WIDTH)
     return bool((made == 1).all())
 

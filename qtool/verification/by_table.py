@@ -17,7 +17,7 @@ from qtool.gguf.architectures import TABLE, Architecture, variant
 from qtool.gguf.architectures.modules import HEADS, Module, spelled
 from qtool.gguf.architectures.shapes import checkpoint_shape
 from qtool.gguf.from_hf.expert_rows import BLOCKS, SCALES
-from qtool.mixtures.kinds import stored_shape
+from qtool.gguf_mixtures.kinds import stored_shape
 from qtool.telling.sentences import AGAIN, some
 from qtool.telling.sentences import count as counted
 from qtool.verification.finding import Finding, of_error

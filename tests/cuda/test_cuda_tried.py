@@ -30,7 +30,7 @@ __all__ = ["compiled", "emulator"]
 
 @pytest.fixture(autouse=True)
 def roomy(emulator: Emulator, request: pytest.FixtureRequest) -> None:
-    """Only products.py, which compares results, too, launches these on a GPU."""
+    """Only gemv.py, which compares results, too, launches these on a GPU."""
     given = getattr(request.node, "callspec", None)
     if isinstance(emulator, OnGpu) and given and given.params.get("name") in ROOMY:
         pytest.skip("the driver has to be asked for its shared memory before")

@@ -360,7 +360,8 @@ def test_a_hundred_gigabytes(tmp_path: Path) -> None:
     start = time.process_time()
     with GgufFile.open(path) as file:
         found = GgufInspection(file).json()
-    # Alone 0.1 s; the bar of 0.3 s for the whole process is measured by bars/inspect_speed.py.
+    # Alone 0.1 s; the bar of 0.3 s for the whole process is measured by
+    # benchmarks/inspect_speed.py.
     assert time.process_time() - start < 1
     assert found["parameters"] == sum(math.prod(shape) for shape in gguf_big.shapes().values())
     assert found["tokenizer"]["merges"] == gguf_big.MERGES

@@ -13,8 +13,8 @@ from qtool.gguf.from_hf.cuts import Cut
 from qtool.gguf.from_hf.row_maps import EVEN_ROWS, FIRST_HALF, ODD_ROWS, SECOND_HALF, RowMap, Rows
 from qtool.gguf.source import SourceTensor, as_floats
 from qtool.gguf.to_hf.joined import Part, joined
+from qtool.gguf_mixtures.table import TYPES
 from qtool.gguf_types import F32
-from qtool.mixtures.table import TYPES
 
 _Q4 = TYPES["Q4_0"]
 

@@ -14,9 +14,9 @@ import pytest
 
 from qtool.errors import UnsupportedError
 from qtool.gguf.source import GgufSource
-from qtool.mixtures.kinds import ModelFacts, layer_of, model_facts, output_order, stored_shape
-from qtool.mixtures.rules import Choice, Options, Override, choose, fallback, needs_importance
-from qtool.mixtures.table import FILE_TYPES, TYPES
+from qtool.gguf_mixtures.kinds import ModelFacts, layer_of, model_facts, output_order, stored_shape
+from qtool.gguf_mixtures.rules import Choice, Options, Override, choose, fallback, needs_importance
+from qtool.gguf_mixtures.table import FILE_TYPES, TYPES
 from support.gguf import gguf_shapes
 from support.gguf.gguf_shapes import tensor
 from support.places import SUPPORT

@@ -23,9 +23,9 @@ from qtool.formats.gguf_writer import GgufWriter
 from qtool.gguf import pieces
 from qtool.gguf.open import open_source
 from qtool.gguf.source import GgufSource
+from qtool.gguf_mixtures.table import FILE_TYPES
 from qtool.gguf_types import BF16, BY_NAME, F16, F32, TENSOR_TYPES, BlockType
 from qtool.hub import tiny_folder
-from qtool.mixtures.table import FILE_TYPES
 from qtool.quantizing.gguf import quantize as gguf_quantize
 from qtool.quantizing.gguf.quantize import run_gguf
 from qtool.recipe.gguf import GgufRecipe

@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from qtool.errors import RecipeError
-from qtool.mixtures.rules import needs_importance
-from qtool.mixtures.table import FILE_TYPES, TYPES
+from qtool.gguf_mixtures.rules import needs_importance
+from qtool.gguf_mixtures.table import FILE_TYPES, TYPES
 from qtool.recipe import recipe
 from qtool.recipe.gguf import GgufRecipe
 

@@ -20,9 +20,9 @@ from qtool.converting.resume import at_once
 from qtool.formats.gguf_file import GgufFile
 from qtool.gguf.gptq.levels import together
 from qtool.gguf.open import open_source, open_view
+from qtool.gguf_mixtures.kinds import HEAD
 from qtool.gguf_types import BY_NAME
 from qtool.methods import gptq
-from qtool.mixtures.kinds import HEAD
 from qtool.quantizing.gguf import measure
 from qtool.quantizing.gguf.gptq import sweep, sweeping
 from qtool.recipe import recipe as recipes

@@ -1,4 +1,4 @@
-/* Products with vectors by other kernels than qtool's (kernels/cuda/gemv.h): products.py times these
+/* GEMV by other kernels than qtool's (kernels/cuda/gemv.h): gemv.py times these
  * beside them, and tests/cuda/test_cuda_tried.py runs them without a GPU. What is faster is to take the place
  * of what is there.
  *

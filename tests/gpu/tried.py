@@ -1,4 +1,4 @@
-"""Kernels that products.py times: qtool's own, these of other sizes, and those of tried.h."""
+"""Kernels that gemv.py times: qtool's own, these of other sizes, and those of tried.h."""
 
 import multiprocessing
 import re

@@ -277,7 +277,7 @@ def test_artifacts_are_run_alike(recipe: str, pair: Pair, tmp_path: Path, device
                 blocks.append(head(run.hidden)[0, -1])
             for where, results in ((None, steps), (device, there)):
                 model = ready(Skeleton.open(weights), weights, where, QUIET)
-                with torch.no_grad(), model.products:
+                with torch.no_grad(), model.matmuls:
                     results.append(model.step(torch.from_numpy(ids), None)[0][0].cpu())
     assert torch.equal(*blocks)
     torch.testing.assert_close(*steps, rtol=0, atol=1e-5)

@@ -21,7 +21,7 @@ from qtool.gradients import measure as sensitivities
 from qtool.methods import gptq
 from qtool.provenance import embedded
 from qtool.streaming import precision
-from qtool.streaming.precision import has_bfloat16, products_in, settled
+from qtool.streaming.precision import has_bfloat16, matmuls_in, settled
 from qtool.streaming.skeleton import Skeleton
 from qtool.telling.progress import Progress
 from qtool.texts.calibration import Calibration
@@ -65,11 +65,11 @@ def made_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, set[str]]]:
 
 def test_products_are_of_the_precision_within_and_as_before_after() -> None:
     before = now()
-    with products_in("float32"):
+    with matmuls_in("float32"):
         assert now() == "ieee"
-    with pytest.raises(ZeroDivisionError), products_in("bfloat16"):
+    with pytest.raises(ZeroDivisionError), matmuls_in("bfloat16"):
         assert now() == "bf16"
-        with products_in("float32"):
+        with matmuls_in("float32"):
             assert now() == "ieee"
         assert now() == "bf16"
         raise ZeroDivisionError
@@ -79,7 +79,7 @@ def test_products_are_of_the_precision_within_and_as_before_after() -> None:
 def test_a_product_is_that_of_rounded_factors_where_the_cpu_has_it() -> None:
     random = torch.Generator().manual_seed(0)
     x, w = torch.randn(96, 80, generator=random), torch.randn(48, 80, generator=random)
-    with products_in("bfloat16"):
+    with matmuls_in("bfloat16"):
         found = F.linear(x, w)
     rounded = [one.bfloat16().double() if has_bfloat16() else one.double() for one in (x, w)]
     wanted = rounded[0] @ rounded[1].T

@@ -13,7 +13,7 @@ from qtool.errors import FormatError
 from qtool.fitting.costs import precision_of
 from qtool.provenance import embedded
 from qtool.streaming import precision
-from qtool.streaming.precision import has_bfloat16, products_in
+from qtool.streaming.precision import has_bfloat16, matmuls_in
 from support.inspecting.reported_again import again
 from support.methods.precise_runs import ASKED, SMALL, now
 from support.models.small_models import checkpoint
@@ -206,10 +206,10 @@ def test_products_of_another_thread_wait() -> None:
 
     def other() -> None:
         begun.set()
-        with products_in("float32"):
+        with matmuls_in("float32"):
             seen.append(now())
 
-    with products_in("bfloat16"):
+    with matmuls_in("bfloat16"):
         thread = threading.Thread(target=other)
         thread.start()
         begun.wait()

@@ -29,7 +29,7 @@ sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
 
 from qtool.formats.gguf_values import Kind  # noqa: E402
 from qtool.gguf.source import GgufSource  # noqa: E402
-from qtool.mixtures.table import FILE_TYPES  # noqa: E402
+from qtool.gguf_mixtures.table import FILE_TYPES  # noqa: E402
 from support.gguf import gguf_shapes  # noqa: E402
 
 Goldens = dict[str, dict[str, list[object] | None]]  # options -> file type -> golden

@@ -17,7 +17,7 @@ sys.path.insert(0, str(TESTS))
 from oracle import llama_quantize  # noqa: E402
 
 from qtool.gguf.importance.imatrix import write_importance  # noqa: E402
-from qtool.mixtures.table import FILE_TYPES  # noqa: E402
+from qtool.gguf_mixtures.table import FILE_TYPES  # noqa: E402
 from support.gguf import gguf_files  # noqa: E402
 
 

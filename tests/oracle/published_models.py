@@ -7,8 +7,8 @@ names are those of GGUF; layers and widths are the published ones.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from qtool.gguf_mixtures.kinds import ModelFacts
 from qtool.gguf_types import F32, BlockType
-from qtool.mixtures.kinds import ModelFacts
 
 _MAMBA = "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"  # hybrid_override_pattern
 

@@ -20,8 +20,8 @@ from safetensors.numpy import load_file, save_file
 from qtool.formats.gguf_file import GgufFile
 from qtool.gguf.from_gguf import gguf_source
 from qtool.gguf.source import as_floats
+from qtool.gguf_mixtures.kinds import stored_shape
 from qtool.gguf_types import I32
-from qtool.mixtures.kinds import stored_shape
 from support.gguf import gguf_from_hf, gguf_models
 from support.gguf.families import later, llamas, sparse, states
 

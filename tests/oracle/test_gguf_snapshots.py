@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from oracle.published_models import MODELS
 
-from qtool.mixtures.rules import Options, choose
-from qtool.mixtures.table import FILE_TYPES
+from qtool.gguf_mixtures.rules import Options, choose
+from qtool.gguf_mixtures.table import FILE_TYPES
 
 pytestmark = pytest.mark.oracle
 

@@ -158,7 +158,7 @@ def test_memory(tmp_path: Path) -> None:
 def test_as_much_as_was_measured(
     widths: tuple[int, int, int], measured: int, tmp_path: Path
 ) -> None:
-    """By two threads, of the shapes 2048 and 1024 of tests/bars/max_ram.py."""
+    """By two threads, of the shapes 2048 and 1024 of tests/benchmarks/max_ram.py."""
     model = header_files.write(tmp_path / "m", header_files.llama(2, *widths, vocabulary=2048))
     text = ("calibration.samples=8", "calibration.length=512")
     planned = make_plan(load("w4g128-awq-gptq", text), Checkpoint.open(model), threads=2)

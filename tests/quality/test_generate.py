@@ -20,7 +20,7 @@ import qtool
 from qtool.cli.main import app
 from qtool.cuda.device import Device
 from qtool.errors import SourceError, UnsupportedError, UsageError
-from qtool.generating import products
+from qtool.generating import packed_matmul
 from qtool.generating.generate import generate
 from qtool.generating.ready import _room, ready
 from qtool.quality.engine_inputs import activations
@@ -117,7 +117,7 @@ def test_vectors_that_lie_beside_each_other(made: Callable[[str], Path], device:
     """As a state-space layer gives them, transposed: their numbers are not neighbours."""
     with open_weights(made("w4g128-rtn")) as weights:
         name = "model.layers.0.mlp.up_proj.weight"
-        times = products.matrix(OnDevice(weights, device), name).times
+        times = packed_matmul.matrix(OnDevice(weights, device), name).times
         given = torch.from_numpy(np.random.default_rng(1).normal(size=(256, 3)).astype(np.float32))
         assert torch.equal(times(given.T), times(given.T.contiguous()))
 
@@ -144,10 +144,12 @@ def test_matrices_stay_in_memory_where_there_is_room(
 ) -> None:
     """Each is then read once, and what is said does not depend on how many fit."""
     out = TINY if recipe is None else made(recipe)
-    real = products.InFloat32._read
+    real = packed_matmul.InFloat32._read
     read: list[str] = []
     monkeypatch.setattr(
-        products.InFloat32, "_read", lambda self, name: (read.append(name), real(self, name))[1]
+        packed_matmul.InFloat32,
+        "_read",
+        lambda self, name: (read.append(name), real(self, name))[1],
     )
     whole = generate(out, PROMPT, 5, None, QUIET)
     assert whole.not_kept == 0 and len(read) == len(set(read)) == whole.matrices
@@ -186,7 +188,7 @@ def logits(out: Path, ids: NDArray[np.int64], where: Device | None) -> torch.Ten
     """Of the last token, as `generate` has them."""
     with open_weights(out) as weights:
         model = ready(Skeleton.open(weights), weights, where, QUIET)
-        with torch.no_grad(), model.products:
+        with torch.no_grad(), model.matmuls:
             return model.step(torch.from_numpy(ids), None)[0][0].cpu()
 
 
@@ -218,7 +220,7 @@ def test_a_matrix_that_is_multiplied_otherwise(
     torch.testing.assert_close(logits(out, ids, None), expected, rtol=0, atol=1e-4)
     there = logits(out, ids, device)
     torch.testing.assert_close(there, expected, rtol=0, atol=0.02)
-    monkeypatch.setattr(products.Products, "_there", lambda _, value: value)
+    monkeypatch.setattr(packed_matmul.Matmuls, "_there", lambda _, value: value)
     with pytest.raises(UnsupportedError, match=r"matmul.* is given a weight otherwise than"):
         logits(out, ids, None)
 
@@ -229,8 +231,8 @@ def test_matrices_put_together_are_known_or_refused() -> None:
     meta = torch.empty(2, 6, 4, device="meta")
     real = torch.randn(2, 6, 4)
     known = {
-        products.key(meta[expert]): [
-            products.Matrix(
+        packed_matmul.key(meta[expert]): [
+            packed_matmul.Matrix(
                 str(expert), (6, 4), lambda x, n=expert: F.linear(x, real[n]),
                 lambda n=expert: real[n], False,
             )
@@ -238,7 +240,7 @@ def test_matrices_put_together_are_known_or_refused() -> None:
         for expert in range(2)
     }  # fmt: skip
     x = torch.randn(3, 4)
-    with torch.no_grad(), products.Products(known, Online(), Activations()):
+    with torch.no_grad(), packed_matmul.Matmuls(known, Online(), Activations()):
         assert torch.equal(F.linear(x, meta[1]), F.linear(x, real[1]))
         assert torch.equal(x @ meta[1].T, x @ real[1].T)
         both = torch.cat([meta[0], meta[1]])

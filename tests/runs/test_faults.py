@@ -2,7 +2,7 @@
 
 Each ends in one sentence, leaves nothing under the final name, keeps what is finished, and goes on
 to the same bytes when the cause is gone. Here the system's refusals are injected; the bar
-tests/bars/full_disk.py has them from real file systems.
+tests/benchmarks/full_disk.py has them from real file systems.
 """
 
 import errno

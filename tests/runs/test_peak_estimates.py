@@ -19,7 +19,7 @@ from support.planning.no_process import no_process
 __all__ = ["no_process"]
 
 PROCESS = peak.TORCH_PROCESS_BYTES
-# The highest peaks of two threads, in MiB, as tests/bars/max_ram.py and memory.py --wide have
+# The highest peaks of two threads, in MiB, as tests/benchmarks/max_ram.py and memory.py --wide have
 # measured them: hidden, inner and key widths, samples of 512 tokens.
 MEASURED = [
     ("w4g128-gptq", (1024, 2816, 256), 8, 664),
@@ -54,7 +54,7 @@ def test_the_estimate_is_a_little_more_than_what_was_measured(
 def test_an_embedding_is_copied_in_parts(
     recipe: str, measured: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As measured by two threads of the shape "vocabulary" of tests/bars/max_ram.py."""
+    """As measured by two threads of the shape "vocabulary" of tests/benchmarks/max_ram.py."""
     monkeypatch.setattr(peak, "TORCH_PROCESS_BYTES", PROCESS)
     shapes = header_files.llama(2, 768, 2048, 192, vocabulary=151_936)
     model = Checkpoint.open(header_files.write(tmp_path / "m", shapes))
@@ -116,7 +116,7 @@ def test_rounding_to_nearest_is_estimated(
 def test_what_each_thread_stores_is_estimated(
     recipe: str, widths: tuple[int, int, int], measured: int, tmp_path: Path
 ) -> None:
-    """The highest peaks of two threads, of shapes of tests/bars/max_ram.py and memory.py."""
+    """The highest peaks of two threads, of shapes of tests/benchmarks/max_ram.py and memory.py."""
     shapes = header_files.llama(2, *widths, vocabulary=2048)
     model = Checkpoint.open(header_files.write(tmp_path / "m", shapes))
     planned = make_plan(load(recipe), model, threads=2)

@@ -25,8 +25,8 @@ from qtool.gguf.from_hf.expert_rows import BLOCKS, MXFP4, SCALES, biases, packed
 from qtool.gguf.from_hf.hf_rows import TYPES, hf_rows, padded, same_bytes, whole_rows
 from qtool.gguf.from_hf.row_maps import RowMap
 from qtool.gguf.source import ReadRows, SourceTensor
+from qtool.gguf_mixtures.kinds import stored_shape
 from qtool.gguf_types import F32, I32
-from qtool.mixtures.kinds import stored_shape
 from qtool.transforms.rotated import Rotated
 
 # What convert_hf_to_gguf.py widens beside vectors.

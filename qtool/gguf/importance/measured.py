@@ -24,7 +24,7 @@ from qtool.formats.gguf_values import Value, string
 from qtool.gguf.importance.imatrix import Counts, Floats, Importance
 from qtool.gguf.source import GgufSource, SourceTensor
 from qtool.gguf.tokenizer.pretokenizers import adds_bos
-from qtool.mixtures.kinds import kept_reason
+from qtool.gguf_mixtures.kinds import kept_reason
 from qtool.provenance.record import with_gpu
 from qtool.record import CALIBRATION
 from qtool.texts.calibration import Calibration

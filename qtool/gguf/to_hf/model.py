@@ -33,8 +33,8 @@ from qtool.gguf.to_hf.classes import class_of
 from qtool.gguf.to_hf.config import check_way_back, hf_config
 from qtool.gguf.to_hf.hf_tensor import PLAIN, HfTensor, floats_of, stored_again, taken_back
 from qtool.gguf.to_hf.joined import Part, joined
+from qtool.gguf_mixtures.kinds import stored_shape
 from qtool.gguf_types import F32, I32
-from qtool.mixtures.kinds import stored_shape
 
 DTYPES = {"float16": "F16", "bfloat16": "BF16", "float32": "F32"}
 _COMPUTED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")

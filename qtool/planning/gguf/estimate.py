@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from qtool.gguf.planned import PlannedTensor
-from qtool.mixtures.kinds import layer_of
+from qtool.gguf_mixtures.kinds import layer_of
 from qtool.native.library import default_threads
 from qtool.planning import duration
 from qtool.planning.budget import Memory, choose

@@ -23,10 +23,10 @@ from qtool.gguf.gptq.levels import SWEPT
 from qtool.gguf.planned import PlannedTensor
 from qtool.gguf.second_scales import with_scales
 from qtool.gguf.source import QUANTIZATION_VERSION, GgufSource, SourceTensor
+from qtool.gguf_mixtures.kinds import EMBEDDINGS, HEAD, head_of, layer_of, model_facts
+from qtool.gguf_mixtures.rules import Choice, choose, needs_importance
+from qtool.gguf_mixtures.table import FILE_TYPES, MOSTLY_NVFP4
 from qtool.gguf_types import FLOATS
-from qtool.mixtures.kinds import EMBEDDINGS, HEAD, head_of, layer_of, model_facts
-from qtool.mixtures.rules import Choice, choose, needs_importance
-from qtool.mixtures.table import FILE_TYPES, MOSTLY_NVFP4
 from qtool.planning import notes, unmatched
 from qtool.planning.gguf import estimate
 from qtool.planning.gguf.plan_warnings import of_another, warnings

@@ -5,8 +5,8 @@ from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from qtool.checkpoints.padding import KEY
+from qtool.gguf_mixtures.kinds import EMBEDDING_OF_TOKENS, HEAD, ModelFacts
 from qtool.gguf_types import BY_NAME, FLOATS, BlockType
-from qtool.mixtures.kinds import EMBEDDING_OF_TOKENS, HEAD, ModelFacts
 from qtool.planning.notes import unread
 from qtool.recipe.consistency import without
 from qtool.recipe.gguf import GgufRecipe

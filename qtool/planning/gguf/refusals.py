@@ -8,9 +8,9 @@ from qtool.errors import UnsupportedError
 from qtool.gguf.gptq.levels import SWEPT
 from qtool.gguf.planned import PlannedTensor
 from qtool.gguf.source import GgufSource
+from qtool.gguf_mixtures.kinds import layer_of
+from qtool.gguf_mixtures.table import TYPES
 from qtool.gguf_types import FLOATS
-from qtool.mixtures.kinds import layer_of
-from qtool.mixtures.table import TYPES
 from qtool.planning.unseen import MUCH, overriding
 from qtool.recipe.gguf import GgufRecipe
 

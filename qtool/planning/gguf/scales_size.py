@@ -10,7 +10,7 @@ values take those of attention's output, and the matrix before the last one thos
 from collections.abc import Sequence
 
 from qtool.gguf.planned import PlannedTensor
-from qtool.mixtures.kinds import layer_of
+from qtool.gguf_mixtures.kinds import layer_of
 from qtool.recipe.gguf import GgufRecipe
 
 _LINE_BYTES = 23  # quotes, two numbers of vectors, true or false

@@ -10,8 +10,8 @@ from qtool.checkpoints.holes import EMPTY, is_bias, said_torn
 from qtool.gguf.pieces import Done, Pieces
 from qtool.gguf.planned import PlannedTensor
 from qtool.gguf.source import as_floats
+from qtool.gguf_mixtures.kinds import stored_shape
 from qtool.gguf_types import BY_NAME, FLOATS
-from qtool.mixtures.kinds import stored_shape
 from qtool.planning.gguf.planned import GgufPlan
 from qtool.runs import layer_errors
 from qtool.runs.zeros import together

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from qtool.gguf.source import GgufSource
-from qtool.mixtures.kinds import stored_shape
+from qtool.gguf_mixtures.kinds import stored_shape
 from qtool.native.sums import checksum
 from qtool.telling.sentences import count as counted
 from qtool.telling.sentences import some, verb

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from qtool.gguf.source import GgufSource, SourceTensor
 from qtool.gguf.to_hf.hf_tensor import floats_of
-from qtool.mixtures.kinds import stored_shape
+from qtool.gguf_mixtures.kinds import stored_shape
 from qtool.telling.sentences import AGAIN, verb
 from qtool.telling.sentences import count as counted
 from qtool.verification.against import swapped, to_nearest

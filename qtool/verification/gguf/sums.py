@@ -18,8 +18,8 @@ from qtool.gguf.pieces import CACHED_WEIGHTS, Pieces
 from qtool.gguf.planned import PlannedTensor
 from qtool.gguf.source import GgufSource, SourceTensor
 from qtool.gguf.to_hf.hf_tensor import floats_of
+from qtool.gguf_mixtures.kinds import stored_shape
 from qtool.gguf_types import BY_NAME, FLOATS, BlockType
-from qtool.mixtures.kinds import stored_shape
 from qtool.native.sums import checksum
 from qtool.streaming.in_order import in_order
 from qtool.verification.against.likeness import others

@@ -20,7 +20,7 @@ from qtool.gguf.to_hf.config import has_way_back, hf_config
 from qtool.gguf.to_hf.gemma4 import put_blocks
 from qtool.gguf.to_hf.keys import one_for_all
 from qtool.gguf.to_hf.latent import put_whole_latents
-from qtool.mixtures.kinds import layer_of, stored_shape
+from qtool.gguf_mixtures.kinds import layer_of, stored_shape
 from qtool.telling.sentences import count as counted
 from qtool.telling.sentences import some
 from qtool.verification.finding import Finding

@@ -10,7 +10,7 @@ import numpy as np
 
 from qtool.checkpoints.holes import is_bias
 from qtool.gguf.to_hf.hf_tensor import floats_of
-from qtool.mixtures.kinds import stored_shape
+from qtool.gguf_mixtures.kinds import stored_shape
 from qtool.verification.finding import Finding
 from qtool.verification.gguf import signs
 from qtool.verification.gguf.sums import Sums

@@ -35,7 +35,7 @@ def _blocks(layout: str, numbers: str) -> tuple[str, int, int, int]:
 
 # Of each kernel: the layout it is of, threads of a block, warps next to each other, their rows.
 TRIED = {name: _blocks(layout, numbers) for name, layout, _, numbers in _LISTED.findall(TEXT)}
-# And bytes of shared memory that its launch asks for, as products.py does.
+# And bytes of shared memory that its launch asks for, as gemv.py does.
 _SHARED = {
     kernel.layout: kernel.shared for kind in tried.NAMES for kernel in tried.kernels_of(kind)
 }

@@ -11,7 +11,7 @@ from qtool.formats.gguf_file import GgufFile
 from qtool.gguf.gptq.levels import SWEPT
 from qtool.gguf.open import open_source
 from qtool.gguf.to_hf.weights import gguf_weights
-from qtool.mixtures import kinds
+from qtool.gguf_mixtures import kinds
 from qtool.telling.summary import OUTPUTS
 from qtool.verification.run import verify_artifact
 from support.gguf.gguf_runs import fed_blocks, write

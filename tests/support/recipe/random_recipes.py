@@ -3,7 +3,7 @@
 import random
 from typing import Any
 
-from qtool.mixtures.table import FILE_TYPES, TYPES
+from qtool.gguf_mixtures.table import FILE_TYPES, TYPES
 
 Table = dict[str, Any]
 

@@ -38,9 +38,9 @@ from qtool.gguf.importance.measured import Squares
 from qtool.gguf.planned import PlannedTensor
 from qtool.gguf.second_scales import with_scales
 from qtool.gguf.source import GgufSource
+from qtool.gguf_mixtures.kinds import layer_of
 from qtool.gradients.block_gradients import Ends
 from qtool.methods import gptq
-from qtool.mixtures.kinds import layer_of
 from qtool.provenance.outcome import merged
 from qtool.quantizing.gguf.gptq.swept_files import OUTSIDE, SweptFiles
 from qtool.quantizing.gguf.gptq.swept_parts import beside, cost_by, is_in_order, parts_of

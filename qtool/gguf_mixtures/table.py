@@ -10,8 +10,17 @@ Source of every entry: llama.cpp 0c1e57098, what src/llama-quant.cpp does.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from qtool.gguf_mixtures.kinds import (
+    ATTENTION_OUTPUT,
+    DOWN,
+    GATE,
+    KEY,
+    QUERY,
+    UP,
+    VALUE,
+    ModelFacts,
+)
 from qtool.gguf_types import BF16, BY_NAME, F16, F32, BlockType
-from qtool.mixtures.kinds import ATTENTION_OUTPUT, DOWN, GATE, KEY, QUERY, UP, VALUE, ModelFacts
 
 TYPES = {**BY_NAME, "F16": F16, "BF16": BF16, "F32": F32}  # what a tensor may become
 

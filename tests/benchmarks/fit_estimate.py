@@ -1,6 +1,6 @@
 """What `qtool fit` says that a file loses, against what `qtool eval` finds that it does.
 
-    python tests/bars/fit_estimate.py MODEL --text FILE [--type q3_k]... [--samples 16]
+    python tests/benchmarks/fit_estimate.py MODEL --text FILE [--type q3_k]... [--samples 16]
         [--length 512] [--windows 6]
 
 Every matrix is rounded as one type has it, to nearest with importance, one type after another. Both

@@ -1,9 +1,9 @@
-"""Products with matrices that stay as they are stored.
+"""Matrix products with matrices that stay as they are stored.
 
     on a device    up to 8 vectors: the kernel that multiplies packed words, where a format has one;
-                   more: the matrix dequantized to float16 for this product
+                   more: the matrix dequantized to float16 for this matmul
     on the CPU     the matrix in float32: dequantized once and kept where there is room in memory,
-                   else for this product
+                   else for this matmul
 
 A matrix is known by where it lies in its parameter, which stays on torch's meta device: whole, or
 the slice of one expert, which may be made of two matrices of the checkpoint (gate and up). Of one
@@ -30,10 +30,10 @@ from qtool.streaming.torch_calls import TorchCalls
 from qtool.streaming.weights import Weights
 
 _HALF = ("F16", "BF16")
-Product = Callable[[torch.Tensor], torch.Tensor]  # float32 [..., in] -> [..., out]
+Matmul = Callable[[torch.Tensor], torch.Tensor]  # float32 [..., in] -> [..., out]
 # What asks a tensor for something else than its numbers.
 _LOOKS = {"size", "dim", "stride", "numel", "is_floating_point", "element_size", "is_contiguous"}
-# Of a product with what is not there torch makes whatever lies in memory.
+# Of a matmul with what is not there torch makes whatever lies in memory.
 _MEANINGLESS = "{} is given a weight otherwise than as a matrix"
 _VIEWS = {"T", "mT", "H", "mH", "data", "real"}  # properties that are of a tensor's numbers
 Key = tuple[int, int]  # the storage of a parameter, and where in it a matrix begins
@@ -88,7 +88,7 @@ class Matrix:
 
     name: str
     shape: tuple[int, ...]  # [out, in]
-    times: Product
+    times: Matmul
     numbers: Callable[[], torch.Tensor]  # float32, of all of it
     fused: bool  # whether vectors are multiplied by packed words
     rows: slice | None = None  # those of its outputs that are wanted, where it is not all
@@ -130,8 +130,8 @@ def _unpacked(found: Packed, device: Device) -> torch.Tensor:
     return weight.float()
 
 
-def _packed(found: Packed, device: Device) -> Product:
-    def product(x: torch.Tensor) -> torch.Tensor:
+def _packed(found: Packed, device: Device) -> Matmul:
+    def matmul(x: torch.Tensor) -> torch.Tensor:
         vectors = x.reshape(-1, found.shape[1]).to(torch.float16).contiguous()
         if found.times is not None and len(vectors) <= MOST:
             kept: list[torch.Tensor] = []  # until the tasks are under way
@@ -141,7 +141,7 @@ def _packed(found: Packed, device: Device) -> Product:
                 return kept[-1]
 
             out = vectors.new_empty(len(vectors), found.shape[0])
-            # All matrices are there before the first token is, which is copied: whatever a product
+            # All matrices are there before the first token is, which is copied: whatever a matmul
             # reads early is older.
             device.launch(*found.times(vectors, out, room), programmatic=True)
         else:
@@ -150,11 +150,11 @@ def _packed(found: Packed, device: Device) -> Product:
             out = vectors @ weight.T
         return out.float().reshape(*x.shape[:-1], found.shape[0])
 
-    return product
+    return matmul
 
 
-class Products(TorchCalls):
-    """Within, products with known matrices are computed as above, and inputs, keys and values are
+class Matmuls(TorchCalls):
+    """Within, matmuls with known matrices are computed as above, and inputs, keys and values are
     rotated and rounded as an engine would. `block`: the number of the one that runs."""
 
     def __init__(
@@ -166,7 +166,7 @@ class Products(TorchCalls):
         self._online = online
         self._rounded = rounded
         self.block = 0
-        self.failed = False  # a product, not the model's own code
+        self.failed = False  # a matmul, not the model's own code
         # Of which all outputs were computed last: its name, the input as it was, and they.
         self._last: tuple[str, torch.Tensor, int, torch.Tensor] | None = None
 
@@ -228,8 +228,8 @@ class Products(TorchCalls):
         except BaseException:
             self.failed = True
             raise
-        product = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
-        return product if bias is None else product + bias
+        matmul = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+        return matmul if bias is None else matmul + bias
 
     def _times(self, one: Matrix, x: torch.Tensor) -> torch.Tensor:
         if one.rows is None:

@@ -1,6 +1,6 @@
 """A model from a hub and its artifact back to it, as a person types it, and the figures of it.
 
-    python tests/bars/hub.py [--out FILE]
+    python tests/benchmarks/hub.py [--out FILE]
 
 A hub on loopback serves the shipped model as huggyllama/llama-7b, at the commit of the alias. The
 download is killed in the middle; `qtool quantize llama-7b --recipe w4g128-awq` goes on with it; the

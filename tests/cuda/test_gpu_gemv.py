@@ -1,4 +1,4 @@
-"""tests/gpu/products.py without a GPU: what it would time; its first kernels are qtool's."""
+"""tests/gpu/gemv.py without a GPU: what it would time; its first kernels are qtool's."""
 
 import importlib.util
 import json
@@ -19,7 +19,7 @@ from qtool.cuda import compiling, more_tasks, running
 from qtool.cuda.tasks import Task
 from support.places import TESTS
 
-PATH = TESTS / "gpu" / "products.py"
+PATH = TESTS / "gpu" / "gemv.py"
 
 
 class _Pool:
@@ -45,7 +45,7 @@ class _Pool:
 
 
 @pytest.fixture
-def products(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
+def gemv(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
     """On the CPU, where nothing is launched and every result is 1."""
 
     def here(function: Any) -> Any:
@@ -75,10 +75,10 @@ def products(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
     monkeypatch.setitem(sys.modules, "cuda.bindings", SimpleNamespace(driver=driver))
     monkeypatch.syspath_prepend(str(PATH.parent))
     monkeypatch.delitem(sys.modules, "tried", raising=False)
-    spec = importlib.util.spec_from_file_location("products", PATH)
+    spec = importlib.util.spec_from_file_location("gemv", PATH)
     assert spec is not None and spec.loader is not None
     found = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "products", found)
+    monkeypatch.setitem(sys.modules, "gemv", found)
     spec.loader.exec_module(found)
     monkeypatch.setattr(sys.modules["tried"], "ProcessPoolExecutor", _Pool)
 
@@ -97,9 +97,9 @@ def products(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
 
 
 def test_what_is_timed(
-    products: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    gemv: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    real, made, seen = products.matrix, [], []
+    real, made, seen = gemv.matrix, [], []
 
     def matrix(*given: Any) -> Any:
         found = real(*given)
@@ -124,29 +124,27 @@ def test_what_is_timed(
         made[-1].fill_(2 if task.shared == 171024 else 1)
 
     monkeypatch.setattr(running, "launch", launch)
-    monkeypatch.setattr(products, "matrix", matrix)
-    monkeypatch.setattr(products, "seconds", seconds)
-    monkeypatch.setattr("sys.argv", ["products.py"])
-    products.main()
-    parts = products.families_of([*products.NAMES])
+    monkeypatch.setattr(gemv, "matrix", matrix)
+    monkeypatch.setattr(gemv, "seconds", seconds)
+    monkeypatch.setattr("sys.argv", ["gemv.py"])
+    gemv.main()
+    parts = gemv.families_of([*gemv.NAMES])
     assert [name for _, name in parts] == sorted(
         (name for _, name in parts),
         key=["", "wide", "ahead", "early", "ring", "broad", "bulk"].index,
     )
-    files = {
-        part: products.OUT / f"gpu-products-{part[0]}-{part[1] or 'usual'}.jsonl" for part in parts
-    }
+    files = {part: gemv.OUT / f"gpu-gemv-{part[0]}-{part[1] or 'usual'}.jsonl" for part in parts}
     lines = [json.loads(line) for file in files.values() for line in file.read_text().splitlines()]
     assert len(lines) == len(seen) > 60
     wrong = {
         str(kernel)
-        for kind in products.NAMES
-        for kernel in products.kernels_of(kind)
+        for kind in gemv.NAMES
+        for kernel in gemv.kernels_of(kind)
         if kernel.shared in (85520, 171024)
     } - {"gptq ring-512-1-2-1"}
     for (kind, name), file in files.items():
         every = {json.loads(line)["kernel"] for line in file.read_text().splitlines()}
-        own, *others = products.kernels_of(kind)
+        own, *others = gemv.kernels_of(kind)
         wanted = {str(kernel) for kernel in others if kernel.family == name}
         assert every == {str(own)} | wanted - wrong - {"gptq ring-512-1-2-1"}
         if name != own.family:  # which is compared with alone, as qtool launches it
@@ -169,14 +167,14 @@ def test_what_is_timed(
     assert "ring-256-1-2-3-32 0%" in said and all(
         line["share"] == 0 for line in lines if "failed" in line
     )
-    monkeypatch.setattr("sys.argv", ["products.py", "q9"])
+    monkeypatch.setattr("sys.argv", ["gemv.py", "q9"])
     with pytest.raises(SystemExit, match="expected some of awq"):
-        products.main()
+        gemv.main()
 
 
-def test_its_first_kernels_are_the_ones_in_use(products: Any) -> None:
+def test_its_first_kernels_are_the_ones_in_use(gemv: Any) -> None:
     text = (compiling.folders()[0] / "gemv.h").read_text()
-    for kind, name in products.NAMES.items():
-        kernel, *_ = products.kernels_of(kind)
+    for kind, name in gemv.NAMES.items():
+        kernel, *_ = gemv.kernels_of(kind)
         assert kernel.blocks == more_tasks._BLOCKS[name]
         assert f"{kernel.layout})" in text

@@ -1,6 +1,6 @@
 """What `qtool inspect` fetches of a model on a server, and how long the whole process takes.
 
-    python tests/bars/remote_inspect.py [--runs 5]
+    python tests/benchmarks/remote_inspect.py [--runs 5]
 
 A server on loopback has a GGUF file of 142 GB and a repository of 50 shards, 141 GB, that exist by
 their headers alone; it counts the bytes of the bodies that it sends. Limits: 2 s a process (the

@@ -1,6 +1,6 @@
 """What smoothing is worth where activations have outliers that were put there on purpose.
 
-    python tests/bars/outliers.py MODEL TEXT [--calibration TEXT] [--sweep OUT.html]
+    python tests/benchmarks/outliers.py MODEL TEXT [--calibration TEXT] [--sweep OUT.html]
 
 A copy of a Llama, in float32, in which 4 channels of each norm of a block are 50 times as large and
 what reads them is divided by 50: the function is the same, the inputs are not. It is quantized to

@@ -1,4 +1,4 @@
-"""tests/bars/hub.py: it runs, and a figure that is worse than its bar is named."""
+"""tests/benchmarks/hub.py: it runs, and a figure that is worse than its bar is named."""
 
 import subprocess
 import sys
@@ -9,7 +9,7 @@ import pytest
 
 from support.places import TESTS
 
-PLACE = TESTS / "bars" / "hub.py"
+PLACE = TESTS / "benchmarks" / "hub.py"
 GOOD: dict[str, Any] = {
     "weights_bytes": 7_348_736,
     "on_disk_when_killed": 1_048_576,

@@ -1,8 +1,8 @@
 """SIGKILL at random moments: every run that goes on ends with the bytes of one never killed.
 
-    python tests/bars/kill.py [--model tiny] [--model deep] [--recipe R[=HOW]]... [--kills 20]
+    python tests/benchmarks/kill.py [--model tiny] [--model deep] [--recipe R[=HOW]]... [--kills 20]
         [--seconds 240] [--figures FILE] [--seed 0] [--option=--samples=8]... [--fork]
-    python tests/bars/kill.py --sum FILE
+    python tests/benchmarks/kill.py --sum FILE
 
 `deep` is the shipped model with its four blocks over and over, 24 in all, made here. Each recipe
 runs undisturbed first. Then one run after the other is killed and its command given again, which is

@@ -1,7 +1,7 @@
 """`--max-ram` is kept, and `qtool plan` knows what a run takes: peaks of resident memory.
 
-    python tests/bars/max_ram.py [--recipe R]... [--shape NAME]... [--samples 8] [--threads 2]
-    python tests/bars/max_ram.py --survey [--recipe R]... [--shape NAME]...
+    python tests/benchmarks/max_ram.py [--recipe R]... [--shape NAME]... [--samples 8] [--threads 2]
+    python tests/benchmarks/max_ram.py --survey [--recipe R]... [--shape NAME]...
 
 Five shapes: the shipped model, dense Llamas 1024 and 2048 wide, one with a wide vocabulary, and a
 mixture of 32 experts; weights are random. Each is quantized without a budget, with the smallest one

@@ -2,12 +2,12 @@
 every number of blocks that share rows: what kernels/cuda/gemv.h and `splits_of`
 (qtool/cuda/more_tasks.py) are chosen by. On a GPU machine:
 
-    PYTHONPATH=. python3 tests/gpu/products.py [awq|gptq|q4_k ... | KIND:FAMILY]
+    PYTHONPATH=. python3 tests/gpu/gemv.py [awq|gptq|q4_k ... | KIND:FAMILY]
 
 Of each shape of Llama 8B and 70B the fastest of each kernel is printed for one vector: its share of
 a copy's bandwidth, launched programmatically in a graph, over copies of the matrix that no cache
 holds, and how many blocks share rows; and of qtool's own and the two fastest the same for eight.
-Microseconds of all are kept in out/gpu-products-KIND-FAMILY.jsonl. The first kernel of each layout
+Microseconds of all are kept in out/gpu-gemv-KIND-FAMILY.jsonl. The first kernel of each layout
 is qtool's own, and the results of all others are compared with its: first of a small matrix, which
 a kernel has to be right of to be timed, and then of each of the matrices. What fails is said and
 kept, and leaves the rest alone. An error of CUDA stays one of its process, and a kernel may wait
@@ -268,7 +268,7 @@ def family(kind: str, name: str) -> None:
         sys.exit(f"{own} itself does not run")
     others = [kernel for kernel in others if kernel in right]
     OUT.mkdir(exist_ok=True)
-    kept = OUT / f"gpu-products-{kind}-{name or 'usual'}.jsonl"
+    kept = OUT / f"gpu-gemv-{kind}-{name or 'usual'}.jsonl"
     with kept.open("w", encoding="utf-8", buffering=1) as file:
         for shape in SHAPES:
             shares = measured(file, [own, *others], loaded, 1, shape, copy, own=name != own.family)

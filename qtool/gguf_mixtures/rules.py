@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from qtool.errors import UnsupportedError
-from qtool.gguf_types import F16, FLOATS, BlockType
-from qtool.mixtures import table
-from qtool.mixtures.kinds import (
+from qtool.gguf_mixtures import table
+from qtool.gguf_mixtures.kinds import (
     ATTENTION_OUTPUT,
     CONVERTED,
     DOWN,
@@ -38,7 +37,8 @@ from qtool.mixtures.kinds import (
     layer_of,
     output_order,
 )
-from qtool.mixtures.table import TYPES, FileType, Spot
+from qtool.gguf_mixtures.table import TYPES, FileType, Spot
+from qtool.gguf_types import F16, FLOATS, BlockType
 
 
 @dataclass(frozen=True)

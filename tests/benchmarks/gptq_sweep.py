@@ -1,6 +1,6 @@
 """The GPTQ column sweep of a 4096 x 4096 matrix, in matrix products of that size.
 
-    python tests/bars/gptq_sweep.py [--threads 1 2] [--rounds 5] [--bar 1.5] [--type Q4_K]
+    python tests/benchmarks/gptq_sweep.py [--threads 1 2] [--rounds 5] [--bar 1.5] [--type Q4_K]
 
 Times, in turns on the same threads, one float32 torch.matmul of 4096 x 4096 matrices and the sweep
 of one at 4 bits in groups of 128 (float32, symmetric, the Cholesky factor not counted), or with

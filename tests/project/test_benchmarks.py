@@ -1,10 +1,10 @@
-"""The bars' exit status: what was not checked is not told as good."""
+"""The exit status of benchmarks: what was not checked is not told as good."""
 
 import sys
 
 from support.places import TESTS
 
-sys.path.insert(0, str(TESTS / "bars"))
+sys.path.insert(0, str(TESTS / "benchmarks"))
 import full_disk
 import max_ram
 

@@ -1,6 +1,6 @@
 """How long a whole process of `qtool inspect` takes on a GGUF file of 144 GB.
 
-    python tests/bars/inspect_speed.py FOLDER [--runs 5]
+    python tests/benchmarks/inspect_speed.py FOLDER [--runs 5]
 
 FOLDER gets a sparse file with the header of a Llama of 70 billion weights: 723 tensors, 150,000
 tokens, 280,000 merges. The median of the runs is compared with 0.3 s; exit status 1 where it is

@@ -11,7 +11,7 @@ from support.places import TESTS
 
 @pytest.fixture
 def bar(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(TESTS / "bars"))
+    monkeypatch.syspath_prepend(str(TESTS / "benchmarks"))
     return importlib.import_module("kill")
 
 

@@ -1,7 +1,7 @@
 """Peak memory of `qtool quantize` on synthetic Llamas: flat over depth, and known at real width.
 
-    python tests/bars/memory.py [--recipe R]... [--layers 4 16 64] [--samples 16] [--length 512]
-    python tests/bars/memory.py --wide [--recipe R]...
+    python tests/benchmarks/memory.py [--recipe R]... [--layers 4 16 64] [--samples 16] [--length
+    512] python tests/benchmarks/memory.py --wide [--recipe R]...
 
 Without --wide: Llamas 512 wide that differ in the number of layers only; their peak resident
 memory must differ by less than 5 % (exit status 1 where it does not). With --wide: two layers as
@@ -189,7 +189,7 @@ def wide(work: Path, recipes: list[str], more: list[object]) -> bool:
 
 
 def main() -> None:
-    """Run one of the two bars."""
+    """Run one of the two benchmarks."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--wide", action="store_true")
     parser.add_argument("--recipe", action="append", help="default: w4g128-awq and w4g128-gptq")

@@ -1,8 +1,8 @@
 """How long `qtool matrix` takes, beside a `qtool quantize` for each of its recipes.
 
-    python tests/bars/matrix.py MODEL TEXT [--samples 32] [--length 256]
-    python tests/bars/matrix.py MODEL TEXT --state times.json --only w4g128-awq    (and so on)
-    python tests/bars/matrix.py MODEL TEXT --state times.json --only matrix
+    python tests/benchmarks/matrix.py MODEL TEXT [--samples 32] [--length 256]
+    python tests/benchmarks/matrix.py MODEL TEXT --state times.json --only w4g128-awq    (and so on)
+    python tests/benchmarks/matrix.py MODEL TEXT --state times.json --only matrix
 
 Each run is a process of its own, timed from start to finished artifact; the matrix with its report.
 Together the eight recipes may take 45 % of the time of the eight runs (exit status 1 where they

@@ -1,6 +1,6 @@
 """How far quantized artifacts are from their original, on windows chosen in one of two ways.
 
-    python tests/bars/quality.py MODEL TEXT ARTIFACT... [--protocol first|rng] [--windows N]
+    python tests/benchmarks/quality.py MODEL TEXT ARTIFACT... [--protocol first|rng] [--windows N]
 
 `first` is what `qtool compare` does: the first N of the text's windows (default 20). Published
 comparisons draw theirs: `rng` takes sorted(default_rng(0).permutation(n)[:N]) of the n windows

@@ -1,6 +1,6 @@
 """How long quantizing takes, in forward passes of the calibration tokens.
 
-    python tests/bars/speed.py MODEL TEXT [--rounds 3] [--recipe w4g64-gptq=2.0]...
+    python tests/benchmarks/speed.py MODEL TEXT [--rounds 3] [--recipe w4g64-gptq=2.0]...
 
 Each round times, one after the other, two forward passes of the same tokens through the model's
 blocks (transformers, float32, all in memory, no head), and `qtool quantize` with each recipe, each

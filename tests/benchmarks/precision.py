@@ -1,7 +1,7 @@
 """What bfloat16 products gain where the CPU has them: calibration.precision, side by side.
 
-    python tests/bars/precision.py [--recipe R]... [--width 4096] [--layers 1] [--samples 64]
-    python tests/bars/precision.py --model MODEL --calibration TEXT [--recipe R]...
+    python tests/benchmarks/precision.py [--recipe R]... [--width 4096] [--layers 1] [--samples 64]
+    python tests/benchmarks/precision.py --model MODEL --calibration TEXT [--recipe R]...
 
 Each round quantizes with both, in processes of their own, the first one in turn; medians of seconds
 and of peak memory, and of the ratio of the two in each round. Without a model: layers of a Llama so

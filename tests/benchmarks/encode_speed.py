@@ -1,6 +1,6 @@
 """How many times faster than libggml-base the GGUF encoders are, on one thread.
 
-    QTOOL_ORACLE_GGML=libggml-base.so python tests/bars/encode_speed.py [TYPE...]
+    QTOOL_ORACLE_GGML=libggml-base.so python tests/benchmarks/encode_speed.py [TYPE...]
 
 Both encode the same rows of nearly normal weights in this process, in turns: ggml's encoder, then
 ours on each instruction set. Printed are millions of weights a second and the ratio of the median
