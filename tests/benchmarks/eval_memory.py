@@ -1,7 +1,7 @@
-"""Peak memory of `qtool eval` on synthetic Llamas that differ in the number of layers only.
+r"""Peak memory of `qtool eval` on synthetic Llamas that differ in the number of layers only.
 
-    python tests/benchmarks/eval_memory.py [--recipe R]... [--layers 4 64] [--windows 4] [--length
-    512]
+    python tests/benchmarks/eval_memory.py [--recipe R]... [--layers 4 64] [--windows 4] \
+        [--length 512]
 
 Each recipe's artifact is evaluated alone and against the model it was made of; the peak resident
 memory at the numbers of layers must differ by less than 10 % (exit status 1 where it does not).

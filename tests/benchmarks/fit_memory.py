@@ -1,7 +1,7 @@
-"""`qtool fit --max-ram` is kept: peaks of resident memory, of checkpoints and of GGUF files.
+r"""`qtool fit --max-ram` is kept: peaks of resident memory, of checkpoints and of GGUF files.
 
-    python tests/benchmarks/fit_memory.py [--shape NAME]... [--model DIR]... [--samples 8]
-    [--threads 2]
+    python tests/benchmarks/fit_memory.py [--shape NAME]... [--model DIR]... \
+        [--samples 8] [--threads 2]
 
 Shapes of random weights as in max_ram.py, or models that are there. Of each, a recipe of GGUF and
 one of compressed-tensors is fitted without a budget, and with the smallest one that is taken; last

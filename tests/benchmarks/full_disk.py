@@ -1,7 +1,8 @@
 """Real file systems and real refusals: a full disk, a read-only folder, a source that goes.
 
-    python tests/benchmarks/full_disk.py [--only NAME]... [--recipe w4g128-rtn]...     (as root, on
-    Linux)
+    python tests/benchmarks/full_disk.py [--only NAME]... [--recipe w4g128-rtn]...
+
+(as root, on Linux)
 
 Small file systems are mounted (tmpfs, and ext4 in a file), and what the system does is done while
 a run is stopped in its middle. Every case must end in one sentence and a status that is not zero,

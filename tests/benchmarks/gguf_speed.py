@@ -1,7 +1,7 @@
-"""How long quantizing to GGUF takes beside llama-quantize, and how much memory.
+r"""How long quantizing to GGUF takes beside llama-quantize, and how much memory.
 
-    python tests/benchmarks/gguf_speed.py LLAMA_BIN FOLDER [--rounds 3] [--job q4_k_m=8 ...]
-    [--depth]
+    python tests/benchmarks/gguf_speed.py LLAMA_BIN FOLDER [--rounds 3] \
+        [--job q4_k_m=8 ...] [--depth]
 
 FOLDER gets a Llama of 1.1 billion random weights in f16 (16 layers, 147 tensors, 2.2 GB), and an
 importance matrix for it, unless they are there. Each round runs, one after the other, with as many

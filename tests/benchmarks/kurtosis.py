@@ -1,7 +1,7 @@
-"""Kurtosis of what attention and MLP read, before and after a rotation.
+r"""Kurtosis of what attention and MLP read, before and after a rotation.
 
-    python tests/benchmarks/kurtosis.py MODEL TEXT [--kind hadamard|random] [--samples N] [--length
-    N]
+    python tests/benchmarks/kurtosis.py MODEL TEXT [--kind hadamard|random] [--samples N] \
+        [--length N]
 
 Of each input that follows a norm of the stream (q/k/v, gate/up): the fourth moment of all its
 numbers, over tokens and channels, by the square of the second. Numbers that are distributed

@@ -1,7 +1,8 @@
-"""Peak memory of `qtool quantize` on synthetic Llamas: flat over depth, and known at real width.
+r"""Peak memory of `qtool quantize` on synthetic Llamas: flat over depth, and known at real width.
 
-    python tests/benchmarks/memory.py [--recipe R]... [--layers 4 16 64] [--samples 16] [--length
-    512] python tests/benchmarks/memory.py --wide [--recipe R]...
+    python tests/benchmarks/memory.py [--recipe R]... [--layers 4 16 64] [--samples 16] \
+        [--length 512]
+    python tests/benchmarks/memory.py --wide [--recipe R]...
 
 Without --wide: Llamas 512 wide that differ in the number of layers only; their peak resident
 memory must differ by less than 5 % (exit status 1 where it does not). With --wide: two layers as

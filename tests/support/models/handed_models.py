@@ -53,7 +53,8 @@ HANDED: dict[str, tuple[str, dict[str, Any]]] = {
         "q_lora_rank": 32, "index_topk": 8, "index_head_dim": 16, "index_n_heads": 2,
         "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
         "n_shared_experts": 1, "sliding_window": 16, "mlp_layer_types": ["hash_moe", "moe"] * 2,
-        "layer_types": ["heavily_compressed_attention", "compressed_sparse_attention"] * 2}),
+        "layer_types": ["heavily_compressed_attention", "compressed_sparse_attention"] * 2,
+        "swiglu_limit": 1e6}),  # which no scale can meet: a clamp keeps scales off down_proj
     # Positions, and latent keys and values of other sizes with rotary embedding and without.
     "mistral_large4": ("mistral_large4", {
         "text_config": {**_LATENT, **_INDEXED, **_EXPERTS, **_MIXED, "head_dim": 8,
