@@ -8,7 +8,7 @@
  *
  *     sum (w - level)^2 / U[i,i]^2
  *
- * is least: what its errors cost but for what weights of a unit make up for each other. Every point
+ * is least: what its errors cost but for what weights of a unit compensate for each other. Every point
  * is looked at. Coordinate by coordinate a cost depends on one number alone, so that the sums of
  * either half of a point's coordinates are worked out once for all points. Where the weights have
  * an odd number of signs and may not, one weight takes the other sign: (|w| + m)^2 is 4 |w| m more

@@ -57,7 +57,9 @@ def unserved(recipe: Recipe) -> str | None:
         )
     if recipe.follows_original:
         why = (
-            "tune the scales of each block" if recipe.tunes else "make up for what is lost (gptaq)"
+            "tune the scales of each block"
+            if recipe.tunes
+            else "compensate for what is lost (gptaq)"
         )
         return f"a statistics file holds no text, which recipe {recipe.name} needs to {why}"
     if recipe.measures_ranges:

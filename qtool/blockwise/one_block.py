@@ -59,7 +59,7 @@ class Run:
     originals: Originals | None  # where blocks are to give back what they gave
     tuning: Tuning | None
     guidance: Guidance | None  # where tokens of keys and values count by what is read of them
-    feedback: Feedback | None  # where rows make up for each other
+    feedback: Feedback | None  # where rows compensate for each other
     head: Planned | None  # where it is quantized
 
     def goes_on(self, index: int) -> bool:
@@ -87,7 +87,7 @@ def quantize_block(run: Run, index: int) -> Outcome:
         found = run.tracer.sites(block, stream)
         # The probe is to see what the original computes, as the statistics of a file did.
         after = [] if run.saved is None else _outputs(run, block)
-        if run.originals is not None and not recipe.makes_up:
+        if run.originals is not None and not recipe.compensates:
             run.originals.advance(block)
         weights: Weights = {}
         if run.guidance is not None:
@@ -117,7 +117,7 @@ def quantize_block(run: Run, index: int) -> Outcome:
             stats, changed = applied.stats, applied.changed
             notes += applied.notes
             del applied  # Gram matrices of a group go with it
-            before = placed_block(block, CPU) if recipe.makes_up else None
+            before = placed_block(block, CPU) if recipe.compensates else None
             if run.feedback is not None:
                 with progress.stage("calibrate"):
                     swept = {p.name for p in run.plan.by_block[index] if p.scheme is not None}
@@ -205,7 +205,7 @@ def _making_up(
     work: Callable[[Job], Done],
 ) -> list[Done]:
     """Quantize the jobs of sites that are compared, in the order of the forward pass, each once its
-    matrices make up for what its input has lost."""
+    matrices compensate for what its input has lost."""
     compared = list(filter(is_compared, sites))
     for site in compared:  # their Gram matrices are measured again, one by one
         stats[site.id] = replace(stats[site.id], gram=None, there=None)
@@ -216,7 +216,7 @@ def _making_up(
             continue
         names = {planned.name for planned in job.readers}
         own = weights.get(site.id)
-        made = originals.make_up(block, before, site, names, run.recipe.makes_up, own)
+        made = originals.compensate(block, before, site, names, run.recipe.compensates, own)
         stats[site.id] = made.added_to(stats[site.id])
         reports, notes = work(job)
         done.append((reports, [*made.notes, *notes]))

@@ -1,5 +1,6 @@
 """Hidden states of the unquantized model beside those of the quantized one, where blocks are to
-give back what they gave: matrices make up for what was lost (gptq.gptaq), or scales are tuned."""
+give back what they gave: matrices compensate for what was lost (gptq.gptaq), or scales are
+tuned."""
 
 import statistics
 from collections.abc import Container, Mapping, Sequence
@@ -28,8 +29,8 @@ FOLDER = "originals"  # within a run's
 
 
 @dataclass(frozen=True)
-class MadeUp:
-    """What is known of a site once its matrices make up for what it has lost."""
+class Compensated:
+    """What is known of a site once its matrices compensate for what it has lost."""
 
     count: int  # tokens
     gram: NDArray[np.float32]  # [in, in]
@@ -66,11 +67,11 @@ class Originals:
         with self.original.placed(block) as (there, stream, workers):
             self.skeleton.advance(there, stream, workers)
 
-    def make_up(
+    def compensate(
         self, block: LoadedBlock, before: LoadedBlock, site: Site, names: Container[str],
         part: float, counts: Sequence[torch.Tensor] | None = None,
-    ) -> MadeUp:  # fmt: skip
-        """The matrices of these names that read a site go `part` of the way to what makes up for
+    ) -> Compensated:  # fmt: skip
+        """The matrices of these names that read a site go `part` of the way to what compensates for
         what it has lost; see qtool.methods.gptaq.
 
         block: whose matrices are rounded as far as the site. before: a copy, none of them rounded.
@@ -96,7 +97,7 @@ class Originals:
                 block.weights[name].copy_(torch.from_numpy(moved))
         there = None if device is None else pair.gram
         notes = tuple(f"{where}: what it lost: {note}" for note in step.notes)
-        return MadeUp(pair.count, gram, there, notes)
+        return Compensated(pair.count, gram, there, notes)
 
     def _pair(
         self,
@@ -153,11 +154,11 @@ def tuned_note(reports: Sequence[TunedReport]) -> list[str]:
     ]
 
 
-def made_up_note(part: float) -> list[str]:
+def gptaq_note(part: float) -> list[str]:
     """What relative errors are of."""
     if not part:
         return []
     return [
-        f"matrices make up for {part:.0%} of what rounding before them has lost (gptq.gptaq); "
+        f"matrices compensate for {part:.0%} of what rounding before them has lost (gptq.gptaq); "
         "relative errors are from what they were moved to, not from the source"
     ]

@@ -91,7 +91,7 @@ def quantize_site(
     Takes its own of the stats, which are large, so that they are free when it ends. workers: who
     call this, and have threads for a large matrix when those of others are done. device: that
     factors, sweeps and rounds; packing and writing stay here. rows: by which those of some matrices
-    make up for each other, used up.
+    compensate for each other, used up.
     """
     notes: list[str] = []
     seen = stats.pop(job.readers[0].name if job.site is None else job.site.id, None)
@@ -175,8 +175,8 @@ def _sweep(
 def _largest(
     shared: SharedScales, block: LoadedBlock, planned: Planned, weight: Floats
 ) -> float | None:
-    """max|w| of all that shares a scale with a whole matrix, of small floats; rows that make up for
-    others share it, too."""
+    """max|w| of all that shares a scale with a whole matrix, of small floats; rows that compensate
+    for others share it, too."""
     found, scheme = shared.largest(planned, block.weights), _scheme(planned)
     if found is None and scheme.is_float and (scheme.outer or scheme.rows < 0):
         return float(np.abs(weight).max())
@@ -191,7 +191,7 @@ def _rounded(
     spread: Spread,
     device: Device | None,
 ) -> GroupQuant:
-    """By rows that make up for each other, as `rows` says of `name`, used up; or each alone."""
+    """By rows that compensate for each other, as `rows` says of `name`, used up; or each alone."""
     own = rows.pop(name, None)
     if own is None:
         return sweep(weight)
@@ -208,7 +208,7 @@ def _rounded(
         round_rows(weight, own, rounded, spread, device)
     except UnsupportedError as error:
         sweep(weight)  # which says of which row of the matrix it is
-        raise advised(UnsupportedError(f"of rows that make up for others, {error}")) from error
+        raise advised(UnsupportedError(f"of rows that compensate for others, {error}")) from error
     return joined(parts).rows(np.argsort(np.concatenate(order)))
 
 

@@ -1,6 +1,6 @@
-"""gptq.yaqa: rows not yet rounded make up for what rows before them have lost.
+"""gptq.yaqa: rows not yet rounded compensate for what rows before them have lost.
 
-GPTQ's columns make up for each other's errors, row by row, as the Gram matrix of the input says.
+GPTQ's columns compensate for each other's errors, row by row, as the Gram matrix of the input says.
 What a matrix gives has one, too: with g the gradients of the model's loss by a token's outputs,
 
     H = sum over tokens of g g' / |g|                       [out, out]
@@ -51,7 +51,7 @@ from qtool.telling.sentences import count
 
 Floats = NDArray[np.float32]
 
-FED_BACK = "rows of a block made up for each other, by gradients over "  # a note; told() counts
+FED_BACK = "rows of a block compensated for each other, by gradients over "  # a note; told() counts
 
 Rows = dict[str, Floats | RowFactor]  # H [out, out] by checkpoint tensor
 
@@ -66,21 +66,20 @@ class _Kind:
 
 @dataclass(frozen=True)
 class Feedback:
-    """What rows of a run are to make up for, block by block."""
+    """What rows of a run are to compensate for, block by block."""
 
     ends: Ends
     alone: dict[int, str] = field(default_factory=dict)  # why rows of a block are rounded so
     routed: set[int] = field(default_factory=set)  # blocks of whose experts some rows are not
 
     def said(self, index: int, fed: bool) -> list[str]:
-        """Notes of block `index`. fed: whether rows of it made up for each other."""
+        """Notes of block `index`. fed: whether rows of it compensated for each other."""
         if self.ends.missing:
-            left = f"rows of no matrix made up for each other (gptq.yaqa): {self.ends.missing}"
+            left = f"rows of no matrix compensated for each other (gptq.yaqa): {self.ends.missing}"
             return [left] if not index else []
         if index in self.alone:
-            return [
-                f"rows of a block did not make up for each other (gptq.yaqa): {self.alone[index]}"
-            ]
+            why = self.alone[index]
+            return [f"rows of a block did not compensate for each other (gptq.yaqa): {why}"]
         some = ", of routed experts those of their last matrices" if index in self.routed else ""
         return [f"{FED_BACK}{count(self.ends.samples, 'sample')}{some}"] if fed else []
 
@@ -125,7 +124,7 @@ class Feedback:
 
 
 def _kinds(found: BlockSites, names: Collection[str]) -> dict[Matrix, _Kind]:
-    """What makes up for rows, of the matrices of some checkpoint tensors."""
+    """What compensates for rows, of the matrices of some checkpoint tensors."""
     sites = {one.id: one for one in found.sites}
     whole = {one.id for one in found.sites if one.per_token == 1 and one.expert is None}
     widths: dict[str, int] = {}  # of what experts are given, by where they are
@@ -180,7 +179,7 @@ def _told(
 
 def _whole(before: Rows, told: Rows, own: tuple[int, int] | None, block: LoadedBlock) -> Rows:
     """The same for the tensor that has these rows and those of other matrices: rows of different
-    matrices do not make up for each other."""
+    matrices do not compensate for each other."""
     if own is None:
         return told
     every: Rows = {}
@@ -316,7 +315,7 @@ def told(notes: Sequence[str], blocks: int) -> list[str]:
     rest = [note for note in notes if not note.startswith(FED_BACK)]
     if done:
         rest.append(
-            f"rows of matrices made up for each other in {len(done)} of {blocks} blocks, by "
+            f"rows of matrices compensated for each other in {len(done)} of {blocks} blocks, by "
             f"gradients over {max(done, key=len)} (gptq.yaqa): the model is nearer, though "
             "relative errors of matrices are larger"
         )

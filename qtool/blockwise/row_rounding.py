@@ -16,7 +16,7 @@ Floats = NDArray[np.float32]
 Rounded = Callable[[Floats, NDArray[np.int32]], Floats]  # of some rows, and which they are
 
 _OPTIONS = gptq.Options(act_order=True, damp_percent=1.0, token_damping=False)
-_PARTS = 64  # or more, in which rows are rounded, each before others make up for it; of
+_PARTS = 64  # or more, in which rows are rounded, each before others compensate for it; of
 _LEAST = 16  # so many rows, or a multiple
 _BLOCK = 256  # rows after which all that are left are told
 

@@ -18,7 +18,7 @@ from qtool.blockwise.experts import experts_note
 from qtool.blockwise.given import Given
 from qtool.blockwise.head import measured, planned_head, quantize_head, quantized_outside
 from qtool.blockwise.one_block import Run, quantize_block
-from qtool.blockwise.originals import Originals, made_up_note, tuned_note
+from qtool.blockwise.originals import Originals, gptaq_note, tuned_note
 from qtool.blockwise.row_feedback import Feedback
 from qtool.blockwise.row_feedback import told as fed
 from qtool.blockwise.tuning import Tuning
@@ -48,7 +48,7 @@ from qtool.workspaces.workspace import Workspace
 NOT_ERROR_AWARE = "statistics from a file, used unchanged: not error-aware"
 _ALIKE = "all tokens count alike: a statistics file holds no text for gptq.guided to look at"
 _ALONE = (
-    "rows do not make up for each other: a statistics file holds no text for gptq.yaqa to go by"
+    "rows do not compensate for each other: a statistics file holds no text for gptq.yaqa to go by"
 )
 
 
@@ -119,7 +119,7 @@ def quantize_blocks(
         notes += [_ALONE] if recipe.feeds_back else []
     said = [note for one in done for note in one.notes]
     notes += experts_note(experts, recipe) + merged(fed(told(said, skeleton.count), skeleton.count))
-    notes += made_up_note(recipe.makes_up)
+    notes += gptaq_note(recipe.compensates)
     notes += tuned_note([report for one in done for report in one.tuned])
     found = [report for one in done for report in one.outliers]
     if recipe.reports_outliers:

@@ -32,7 +32,7 @@ class Statistics:
     def of(self, block: LoadedBlock, sites: Sequence[Site], weights: Weights) -> Stats:
         """All that the recipe's methods and transforms ask for."""
         needs, recipe = recipe_needs(self.recipe), self.recipe
-        if recipe.makes_up and not recipe.shares_scales and all(map(is_compared, sites)):
+        if recipe.compensates and not recipe.shares_scales and all(map(is_compared, sites)):
             needs -= {"gram"}  # it comes with what the original's input is compared by
             if not needs:
                 return {site.id: SiteStats(0) for site in sites}

@@ -4,9 +4,9 @@
                                                                          loss -> gradient -> scales
     hidden states of the original model  -> block, original  -> targets /
 
-So a block also makes up for errors of those before it. The loss is that of qtool.methods.tune, in
-which all tokens count alike, however large. An eighth of the micro-batches takes no part; where the
-block has not come nearer on these, its scales stay as they were.
+So a block also compensates for errors of those before it. The loss is that of qtool.methods.tune,
+in which all tokens count alike, however large. An eighth of the micro-batches takes no part; where
+the block has not come nearer on these, its scales stay as they were.
 
 All of it is done by the CPU, a thread a micro-batch, each with a copy of the block's modules that
 shares its weights; gradients are summed in the order of micro-batches, so that no bit depends on

@@ -28,11 +28,11 @@ def groups_of(sites: Sequence[Site], gram_bytes: int) -> list[list[Site]]:
 
 def groups_for(recipe: Recipe, sites: Sequence[Site], gram_bytes: int) -> list[list[Site]]:
     """groups_of(), with two exceptions: scales of AWQ and of smoothing are shared by sites, so all
-    are one group; and where matrices make up for what their inputs lost, these come one after
+    are one group; and where matrices compensate for what their inputs lost, these come one after
     another, so that each sees what those before it have become."""
     if recipe.shares_scales:
         return [list(sites)]
-    if not recipe.makes_up:
+    if not recipe.compensates:
         return groups_of(sites, gram_bytes)
     rest = [site for site in sites if not is_compared(site)]
     alone = [[site] for site in sites if is_compared(site)]

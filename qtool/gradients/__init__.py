@@ -5,5 +5,5 @@ before, passing                 what comes before the blocks; states on their wa
 kept                            what of these passes is finished
 sensitivity, sensitivity_file   what an error in each matrix costs, and how that is stored
 sampled                         rows that speak for all of a matrix
-block_gradients                 by what each block gives, for rows that make up for each other
+block_gradients                 by what each block gives, for rows that compensate for each other
 """

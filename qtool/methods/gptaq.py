@@ -1,4 +1,4 @@
-"""GPTAQ: matrices make up for what rounding the blocks before them has lost.
+"""GPTAQ: matrices compensate for what rounding the blocks before them has lost.
 
 GPTQ asks a matrix for what it gives the input that quantized blocks hand on, X [tokens, in]. What
 the original model computes there is of another input, Y. The codes Q that come nearest to that,

@@ -1,4 +1,4 @@
-"""GPTQ: columns are rounded one after another, and the rest makes up for each one's error.
+"""GPTQ: columns are rounded one after another, and the rest compensates for each one's error.
 
 With the Gram matrix H = X'X of the input, the output error of a candidate Q is
 tr((W - Q) H (W - Q)'). After column j is rounded, the best values of the columns not yet rounded
@@ -12,17 +12,17 @@ L; reversed back, that is an upper factor R with H = R R', and U = R^-1. One fac
 one triangular inverse, where the usual way takes two factorizations and a full inverse.
 
 `act_order` takes the columns with the largest diagonal of H first, while most columns are still
-free to make up for them. With `static_groups` the grids are found before the sweep from groups
+free to compensate for them. With `static_groups` the grids are found before the sweep from groups
 of neighbours, so the file is the same as without act_order. Without, a group is a run of columns
 in sweep order, its grid is found when the sweep reaches it, and the file needs a g_idx. Columns
 that are rounded together stay neighbours: units are put in order by the sums of their diagonals.
 
 `mse` searches each group's range, as round to nearest can, but weighs the squared error of a column
-by 1 / U_jj^2: what it costs once the columns after it have made up for it. (On SmolLM2 at 4 bits
-this lowers the output error by 7 % against the full range; weighing by the diagonal of H gains
-nothing, since errors that others make up for count too much.) Small floats have grids of their own
-(qtool.small_floats), weighed likewise, and codes that are swept onto what these stand for; halfway
-between two, the lower one is taken.
+by 1 / U_jj^2: what it costs once the columns after it have compensated for it. (On SmolLM2 at 4
+bits this lowers the output error by 7 % against the full range; weighing by the diagonal of H gains
+nothing, since errors that others compensate for count too much.) Small floats have grids of their
+own (qtool.small_floats), weighed likewise, and codes that are swept onto what these stand for;
+halfway between two, the lower one is taken.
 
 A column whose input is always zero takes no part and is rounded to nearest; where ranges are
 searched, and among columns that are rounded together, it counts by the damping alone, lest those
@@ -96,8 +96,8 @@ class Factor:
     upper: Real  # [in, in], row major; U of the damped H in sweep order
     order: NDArray[np.int32]  # [in], the column taken at each step
     importance: grid.Floats  # [in], what a squared error in a column costs once those after it
-    # have made up for it: 1 / U_jj^2, in the order of the columns; the damping where the input is
-    # always zero
+    # have compensated for it: 1 / U_jj^2, in the order of the columns; the damping where the input
+    # is always zero
     notes: tuple[str, ...] = ()
 
 

@@ -82,7 +82,7 @@ def quantize(weight: Floats, scheme: Scheme, importance: Floats | None, search: 
 
 
 def sweep(weight: Floats, given: Factor, scheme: Scheme, search: bool) -> GroupQuant:
-    """weight [out, in] to codes; what rounding a column loses, those after it make up for."""
+    """weight [out, in] to codes; what rounding a column loses, those after it compensate for."""
     import torch  # here, since rounding to nearest reads this file and needs none
 
     from qtool.streaming.single_thread import single_thread

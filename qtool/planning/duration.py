@@ -66,7 +66,7 @@ def feeding_back(shapes: Shapes, weights: float) -> float:
 
 
 def fed_back(shapes: Shapes, out: int, width: int) -> float:
-    """Operations by which the rows of a matrix make up for each other, beside its being swept:
+    """Operations by which the rows of a matrix compensate for each other, beside its being swept:
     products of gradients, their factor, and what rows are told."""
     if not shapes.fed_back:
         return 0.0
@@ -151,7 +151,7 @@ def seconds(
     flops = 0.0
     # Each group of inputs takes a forward pass, and so does going on to the next block.
     passes = 1.0 + max((groups(shapes, block, setting) for block in shapes.blocks), default=1)
-    if recipe.makes_up:
+    if recipe.compensates:
         passes += COMPARING_PASSES
     seconds += beside(shapes, passes) / cores
     if shapes.guides:
@@ -179,7 +179,7 @@ def seconds(
                 seconds += searched / (ROUNDED_PER_CORE * cores)
             if recipe.rounding == "gptq":
                 flops += 2.0 * width**3
-            if recipe.makes_up:
+            if recipe.compensates:
                 flops += 3.1 * seen * width**2 + 6.0 * width**3
         flops += passes * 2.0 * seen * out * width
         seconds += (MATRIX_SECONDS + routed * beside_experts(seen, out + width, passes)) / cores

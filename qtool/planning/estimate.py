@@ -52,7 +52,7 @@ GRADIENT_BYTES = 5
 # the factor; wider ones than WHOLE are factored in place.
 SOLVE_BYTES, FACTOR_BYTES, WHOLE = 12, 4, 2048
 # Bytes for each number of a Gram matrix and of what it is compared by, when the half that is summed
-# becomes whole; and where the step is found that makes up for what is lost, narrow and wide.
+# becomes whole; and where the step is found that compensates for what is lost, narrow and wide.
 PAIR_BYTES, STEP_BYTES, WIDE_STEP_BYTES = 10, 27, 22
 # Temporary bytes per weight while a matrix is rounded and packed (float32 copies, codes, words);
 # and while it is to nearest, of a block that is there in float32.
@@ -71,7 +71,7 @@ STORED_TIMES, KEPT_BYTES_OF_ROUNDED = 1.3, 0.33
 LIGHT_BYTES_PER_WEIGHT = 6
 # The same of the rows of a head or an embedding that a thread rounds at once.
 HEAD_BYTES_PER_WEIGHT = 19
-# Bytes for each weight of a matrix whose rows make up for each other.
+# Bytes for each weight of a matrix whose rows compensate for each other.
 FED_BACK_BYTES = 10
 # What a run has open that measures gradients of the loss first, beside what `qtool fit` has.
 BESIDE_GRADIENTS_BYTES = 60_000_000
@@ -205,7 +205,7 @@ def _in_block(shapes: Shapes, block: Block, setting: Setting) -> list[Peak]:
         )
         tuning = [Peak(block.nbytes + codes + gradients, "tuning the scales of a block")]
     comparing = []
-    if shapes.makes_up:  # one input after another, in a block and in a copy of it as it was
+    if shapes.compensates:  # one input after another, in a block and in a copy of it as it was
         most = max((one.width for one in block.inputs if one.share is None), default=0)
         rows = batches * 4 * shapes.batch * most
         step = (STEP_BYTES if most <= WHOLE else WIDE_STEP_BYTES) * most**2
@@ -214,7 +214,7 @@ def _in_block(shapes: Shapes, block: Block, setting: Setting) -> list[Peak]:
                 2 * block.nbytes + running + counted + rows + PAIR_BYTES * most**2,
                 "comparing a block's inputs with the original's",
             ),
-            Peak(2 * block.nbytes + step + 8 * block.largest, "making up for what inputs lost"),
+            Peak(2 * block.nbytes + step + 8 * block.largest, "compensating for what inputs lost"),
             Peak(2 * block.nbytes + 4 * most**2 + jobs, "rounding the matrices of a block"),
         ]
     return [

@@ -56,7 +56,7 @@ class Input:
     largest: int  # numbers in the largest of the matrices
     share: float | None = None  # of an expert's: of the tokens that come here
     rows: int = 0  # of the matrix with most of them, which all tokens meet
-    fed: int = 0  # numbers in the largest whose rows may make up for each other
+    fed: int = 0  # numbers in the largest whose rows may compensate for each other
 
 
 @dataclass(frozen=True)
@@ -142,9 +142,9 @@ class Shapes:
     chained: bool  # of all of a block's inputs together, since transforms share scales
     solves: bool  # whether they are factored
     tunes: int = 0  # micro-batches of a step of tuning; 0 where blocks are not tuned
-    makes_up: bool = False  # whether inputs are compared with those of the original
+    compensates: bool = False  # whether inputs are compared with those of the original
     guides: bool = False  # whether tokens of keys and values count by gradients
-    fed_back: int = 0  # tokens whose gradients say how rows make up for each other
+    fed_back: int = 0  # tokens whose gradients say how rows compensate for each other
     light: bool = False  # whether kernels read back what was rounded
     text: int = 0  # bytes of the text to calibrate on
     tables: int = 0  # bytes that it takes to read them, where it is Parquet
@@ -185,8 +185,8 @@ class Shapes:
     @property
     def on_disk(self) -> int:
         """Bytes on the disk beside the artifact: states before a block and after it, from which a
-        run goes on; and where rows make up for each other, gradients behind each block, and what it
-        takes to measure them."""
+        run goes on; and where rows compensate for each other, gradients behind each block, and what
+        it takes to measure them."""
         if not self.fed_back:
             return 2 * self.states
         measured = replace(self, tokens=self.fed_back)
@@ -196,7 +196,7 @@ class Shapes:
     @property
     def follows(self) -> bool:
         """Whether states of the original model are there beside those of the quantized one."""
-        return self.tunes > 0 or self.makes_up
+        return self.tunes > 0 or self.compensates
 
 
 def micro_batch(samples: int, length: int, tokens: int = MICRO_BATCH_TOKENS) -> int:
@@ -269,7 +269,7 @@ def shapes_of(
         chained=recipe.shares_scales,
         solves=recipe.rounding == "gptq",
         tunes=recipe.tune.batch if recipe.tunes else 0,
-        makes_up=recipe.makes_up > 0,
+        compensates=recipe.compensates > 0,
         guides=recipe.guides > 0,
         fed_back=whole_batches(recipe.feeds_back, settings.samples, settings.length),
         light=not floats and not recipe.reorders_groups,

@@ -196,8 +196,8 @@ def _check_floats(recipe: "Recipe", weights: Weights) -> None:
     if recipe.feeds_back and weights.rows != 1:
         raise conflict(
             "gptq.yaqa",
-            "rows make up for each other one after another, and here several share a scale: 0, or "
-            "weights.rows: 1",
+            "rows compensate for each other one after another, and here several share a scale: 0, "
+            "or weights.rows: 1",
         )
 
 

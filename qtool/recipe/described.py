@@ -13,7 +13,7 @@ def methods(recipe: Recipe | GgufRecipe) -> str | None:
         chain, rounding = recipe.transform_chain, recipe.rounding
     else:
         chain, rounding = recipe.transforms, "gptq" if recipe.sweeps else "importance"
-    asked = {"guided": recipe.guides, "gptaq": recipe.makes_up, "yaqa": recipe.feeds_back}
+    asked = {"guided": recipe.guides, "gptaq": recipe.compensates, "yaqa": recipe.feeds_back}
     told = ", ".join(f"gptq.{name} {value:g}" for name, value in asked.items() if value)
     done = [*chain, *([] if rounding == "none" else [rounding + (f" ({told})" if told else "")])]
     done += ["tune"] * recipe.tunes

@@ -211,8 +211,8 @@ class GgufRecipe(NamedTable):
         return isinstance(self.method, tuple)
 
     @property
-    def makes_up(self) -> float:
-        """The part of what earlier blocks have lost that matrices make up for (GPTAQ)."""
+    def compensates(self) -> float:
+        """The part of what earlier blocks have lost that matrices compensate for (GPTAQ)."""
         return self.gptq.gptaq if self.sweeps else 0.0
 
     @property
@@ -223,7 +223,7 @@ class GgufRecipe(NamedTable):
 
     @property
     def feeds_back(self) -> int:
-        """Samples whose gradients say how rows make up for each other in GPTQ (YAQA); 0: they do
+        """Samples whose gradients say how rows compensate for each other in GPTQ (YAQA); 0: they do
         not."""
         return self.gptq.yaqa if self.sweeps else 0
 
@@ -283,7 +283,7 @@ class GgufRecipe(NamedTable):
         if not self.sweeps:
             del found["method"], found["gptq"]
         else:
-            asked = {"gptaq": self.makes_up, "guided": self.guides, "yaqa": self.feeds_back}
+            asked = {"gptaq": self.compensates, "guided": self.guides, "yaqa": self.feeds_back}
             for name, value in asked.items():
                 if not value:
                     del found["gptq"][name]

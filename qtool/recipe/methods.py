@@ -27,7 +27,7 @@ class SweepOptions(Table):
         default=0.0,
         ge=0,
         le=1,
-        description="GPTAQ: the part of what earlier blocks have lost that matrices make up for",
+        description="GPTAQ: the part of what earlier blocks have lost that matrices compensate for",
     )
     guided: float = Field(
         default=0.0,
@@ -39,7 +39,7 @@ class SweepOptions(Table):
         default=0,
         ge=0,
         le=100_000,
-        description="YAQA: rows make up for each other, by gradients over so many samples",
+        description="YAQA: rows compensate for each other, by gradients over so many samples",
     )
 
 

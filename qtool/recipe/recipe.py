@@ -137,8 +137,8 @@ class Recipe(NamedTable):
         return "tune" in self.method
 
     @property
-    def makes_up(self) -> float:
-        """The part of what earlier blocks have lost that matrices make up for (GPTAQ)."""
+    def compensates(self) -> float:
+        """The part of what earlier blocks have lost that matrices compensate for (GPTAQ)."""
         return self.gptq.gptaq if self.rounding == "gptq" else 0.0
 
     @property
@@ -149,14 +149,14 @@ class Recipe(NamedTable):
 
     @property
     def feeds_back(self) -> int:
-        """Samples whose gradients say how rows make up for each other in GPTQ (YAQA); 0: they do
+        """Samples whose gradients say how rows compensate for each other in GPTQ (YAQA); 0: they do
         not."""
         return self.gptq.yaqa if self.rounding == "gptq" else 0
 
     @property
     def follows_original(self) -> bool:
         """Whether the original model's states pass its blocks beside those of the quantized one."""
-        return self.tunes or self.makes_up > 0
+        return self.tunes or self.compensates > 0
 
     @property
     def reorders_groups(self) -> bool:

@@ -11,7 +11,7 @@ different columns hardly go together; the best few, and no scales at all, are co
 tr(E H E'), the exact squared error of the outputs on the calibration tokens. (The paper's search
 measures the output of the parent module.)
 
-Where GPTQ rounds afterwards, errors of a column are made up for by those after it, and the
+Where GPTQ rounds afterwards, errors of a column are compensated for by those after it, and the
 diagonal counts too much: each column then weighs 1 / U_jj^2 (see `qtool.methods.gptq`). With the
 scales of the plain search GPTQ ends worse than with none at all; with these it ends better.
 

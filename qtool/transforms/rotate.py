@@ -215,9 +215,9 @@ def _values(
 
 
 def _grown(block: LoadedBlock, values: Values, hidden: torch.Tensor, call: Call) -> torch.Tensor:
-    """What the block gives where values are far larger, and their reader makes up for it: the same,
-    unless a clamp lies between that has nothing to do on the probe. A rotated head may have all of
-    its length in one channel."""
+    """What the block gives where values are far larger, and their reader compensates for it: the
+    same, unless a clamp lies between that has nothing to do on the probe. A rotated head may have
+    all of its length in one channel."""
     own = [row for start in values.starts for row in range(start, start + values.size)]
     changed = [(values.producer, own)]
     if values.bias is not None:

@@ -146,7 +146,7 @@ def test_rows_of_experts_there(tmp_path: Path, device: Device) -> None:
 def test_fused_matrices_share_a_scale_there(
     samples: int, models: Path, tmp_path: Path, device: Device
 ) -> None:
-    """NVFP4's of the whole matrix, of rows that make up for each other, too: that of the CPU."""
+    """NVFP4's of the whole matrix, of rows that compensate for each other, too: that of the CPU."""
     source, found = blocks(models, 1), []
     sets = ["method=gptq", f"gptq.yaqa={samples}"]
     for name, where in (("here", None), ("there", device)):

@@ -136,7 +136,7 @@ def test_later_blocks_are_fed_by_what_the_file_says(
     check_fed(model_of(models, name), tmp_path / "out.gguf", chosen, monkeypatch, device)
 
 
-def test_rows_make_up_for_each_other_there(
+def test_rows_compensate_for_each_other_there(
     small: tuple[Path, tuple[str, ...]], tmp_path: Path, device: Device
 ) -> None:
     """Of the first block bytes are the CPU's but for a few, each of which moves all rows after it;

@@ -51,7 +51,7 @@ def used(out: Path, text: Path, **options: Any) -> None:
 
 @pytest.mark.parametrize("name", arch_models.CONFIGS)
 def test_ways_back(name: str, cuda: Cuda, gpu: Device, tmp_path: Path) -> None:
-    """Through blocks, for what tokens count and how rows make up for each other."""
+    """Through blocks, for what tokens count and how rows compensate for each other."""
     source, text = checkpoint(tmp_path, name).path, quantizing.text_file(tmp_path / "text.txt")
     more = ["gptq.mse=false", "gptq.guided=0.5", "gptq.yaqa=2"]
     given = [*changes("w4g32-gptq", text), *more]

@@ -157,7 +157,7 @@ def test_a_site_on_any_number_of_threads(tmp_path: Path) -> None:
             both = Originals.of(skeleton, Passage.of(stream, workers, None), folder)
             both = replace(both, original=replace(
                 both.original, stream=replace(stream, hidden=originals)))  # fmt: skip
-            made = both.make_up(block, before, site, {site.id}, 0.5)
+            made = both.compensate(block, before, site, {site.id}, 0.5)
         moved = {n for n, w in block.weights.items() if not torch.equal(w, before_of(before, n))}
         assert moved == {site.id}
         assert made.count == 6 * 32
@@ -199,7 +199,7 @@ def test_the_first_input_is_plain_gptqs(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["w3g128-gptq", "q2_k"])
-def test_what_is_made_up_for_is_nearer(recipe: str, tmp_path: Path) -> None:
+def test_what_is_compensated_for_is_nearer(recipe: str, tmp_path: Path) -> None:
     """On text that took no part divergence from the original falls."""
     model = quantizing.first_blocks_of_tiny(tmp_path / "model", 3)
     text = tmp_path / "text.txt"
@@ -228,7 +228,7 @@ def test_routed_experts_go_without(tmp_path: Path) -> None:
 def test_statistics_of_a_file_do_not_serve(tmp_path: Path) -> None:
     model = quantizing.build("llama", tmp_path / "model")
     (tmp_path / "stats").write_bytes(b"")
-    with pytest.raises(UnsupportedError, match=r"holds no text, which recipe .* make up for"):
+    with pytest.raises(UnsupportedError, match=r"holds no text, which recipe .* compensate for"):
         quantizing.quantize(
             model, "w4g128-gptq", tmp_path / "out", "gptq.gptaq=0.5", stats=tmp_path / "stats"
         )
@@ -236,7 +236,7 @@ def test_statistics_of_a_file_do_not_serve(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("key", "read", "measures"),
-    [("gptaq", "makes_up", "itself"), ("guided", "guides", "shared")],
+    [("gptaq", "compensates", "itself"), ("guided", "guides", "shared")],
 )
 def test_recipes(key: str, read: str, measures: str, tmp_path: Path) -> None:
     """The keys that say what GPTQ goes by."""
@@ -341,4 +341,4 @@ def test_a_gguf_of_mixed_bits_is_verified(tmp_path: Path) -> None:
     qtool.quantize(model, "q2_k", tmp_path / "out.gguf", changes=changes, threads=2)
     verdict = verify_artifact(tmp_path / "out.gguf", against=model)
     assert verdict.ok, verdict.findings
-    assert any("make up for" in finding.message for finding in verdict.findings)
+    assert any("compensate for" in finding.message for finding in verdict.findings)

@@ -25,7 +25,7 @@ from qtool.runs import by_rows
 from qtool.scheme import Dropped, Scheme
 from qtool.verification.engines.head import length_refused
 from qtool.verification.engines.rules import engine_findings
-from qtool.verification.matrix import _hole
+from qtool.verification.matrix import hole_of_codes
 from qtool.workspaces.journal import Journal
 from support.formats.header_artifacts import FLOATS, group_config, stored
 from support.models import header_files
@@ -305,9 +305,9 @@ def test_a_column_of_the_least_codes_is_no_hole(tmp_path: Path) -> None:
     words = FORMATS["awq"].pack("m", quant, format_options(load("w4g128-awq")))["m.qweight"]
     stored = TensorInfo("m.qweight", "I32", words.shape, 0, words.nbytes)
     raw = words.reshape(-1).view(np.uint8).copy()
-    assert _hole(stored, raw, quant) == 0
+    assert hole_of_codes(stored, raw, quant) == 0
     raw[3 * 8192 - 1000 : 3 * 8192 + 5000] = 0
-    assert _hole(stored, raw, quant) >= 5000
+    assert hole_of_codes(stored, raw, quant) >= 5000
 
 
 @pytest.mark.parametrize("recipe", ["w4g128-gptq", "w4g128-awq-gptq-tune"])

@@ -161,7 +161,7 @@ def test_logits_are_the_same(pair: Pair) -> None:
     assert torch.equal(one, apart)
 
 
-# Rows of one tensor make up for each other by one damping, rows of three by one each.
+# Rows of one tensor compensate for each other by one damping, rows of three by one each.
 RECIPES = [
     ("sarvam", "w4g32-gptq"),
     ("sarvam", "w4g128-awq-gptq", "gptq.yaqa=0"),
@@ -228,7 +228,7 @@ def test_a_part_that_no_gradient_passes_leaves_the_tensor_out(sarvam: Pair) -> N
     assert name not in names and "model.layers.0.attention.dense.weight" in names
 
 
-def test_rows_of_different_matrices_do_not_make_up_for_each_other(
+def test_rows_of_different_matrices_do_not_compensate_for_each_other(
     pair: Pair, tmp_path: Path
 ) -> None:
     found = []

@@ -1,4 +1,4 @@
-"""gptq.yaqa: products of gradients, and rows that make up for others."""
+"""gptq.yaqa: products of gradients, and rows that compensate for others."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -112,7 +112,7 @@ def test_the_whole_loses_less() -> None:
 
 
 def test_what_nothing_depends_on_takes_part_alone() -> None:
-    """Rows without a gradient neither lose nor make up for anything."""
+    """Rows without a gradient neither lose nor compensate for anything."""
     h = products(40)
     h[7] = h[:, 7] = 0
     weight = np.random.default_rng(3).normal(size=(40, 8)).astype(np.float32)

@@ -175,7 +175,9 @@ def test_without_a_gradient_rows_are_rounded_alone(
     notes, found = codes(model, tmp_path / "out", recipe, *chosen)
     assert not tries
     (said,) = (note for note in notes if "yaqa" in note)
-    assert said.startswith("rows of no matrix made up for each other (gptq.yaqa): model.layers.")
+    assert said.startswith(
+        "rows of no matrix compensated for each other (gptq.yaqa): model.layers."
+    )
     assert "aten::some" in said
     assert found and all(np.array_equal(one, plain[name]) for name, one in found.items())
 

@@ -1,4 +1,4 @@
-"""Gradients by which rows make up for others: measured, kept, damaged."""
+"""Gradients by which rows compensate for others: measured, kept, damaged."""
 
 import re
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Plans of gptq.yaqa: what it takes to tell how rows make up for each other."""
+"""Plans of gptq.yaqa: what it takes to tell how rows compensate for each other."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ READ = [HIDDEN, HIDDEN, HIDDEN, HIDDEN, INNER, HIDDEN, HIDDEN]  # and columns
 
 
 def both(folder: Path, recipe: str, samples: int = 100) -> tuple[Plan, Plan]:
-    """The plan of a recipe without, and with rows that make up for each other."""
+    """The plan of a recipe without, and with rows that compensate for each other."""
     header_files.write(folder, header_files.llama(LAYERS, HIDDEN, INNER, KV, VOCABULARY))
     model = Checkpoint.open(folder)
     text = ("calibration.samples=4000", f"calibration.length={LENGTH}")

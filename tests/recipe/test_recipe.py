@@ -108,9 +108,11 @@ def test_numbers_that_do_not_go_together(name: str, item: str, sentence: str) ->
     assert sentence in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_rows_that_share_a_scale_make_up_for_nothing() -> None:
+def test_rows_that_share_a_scale_compensate_for_nothing() -> None:
     for name in ("fp8-block", "fp8-static"):
-        with pytest.raises(RecipeError, match=r"gptq\.yaqa: rows make up .* several share a scale"):
+        with pytest.raises(
+            RecipeError, match=r"gptq\.yaqa: rows compensate .* several share a scale"
+        ):
             recipe.load(name, ["method=gptq", "gptq.yaqa=4"])
         assert recipe.load(name, ["method=gptq", "gptq.guided=0.5"]).rounding == "gptq"
 

@@ -301,7 +301,7 @@ def test_a_fit_goes_on_with_gradients_by_what_blocks_are_given(
 
 def test_a_scale_that_an_indexer_would_see_is_refused(tmp_path: Path) -> None:
     """Where it chooses fewer positions than there are, and more than the probe has: Mistral Large
-    4's reads a norm through one of its own, which no matrix makes up for."""
+    4's reads a norm through one of its own, which no matrix compensates for."""
     built("mistral_large4", tmp_path / "model", PROBE_TOKENS + 8)
     quantizing.text_file(tmp_path / "text.txt")
     recipe = tmp_path / "r.yaml"

@@ -37,7 +37,7 @@ def test_what_gptq_adds_to_columns_leaves_their_gain(gain: float, told: int) -> 
     assert torn(50, 0.1, gain) == told
 
 
-def test_a_gain_that_was_made_up_for_does_not_hide_damage() -> None:
+def test_a_gain_that_was_compensated_for_does_not_hide_damage() -> None:
     """Scales of rows that were fitted make the gain of noise 1."""
     assert torn(50, 0.1, 1.0, 20.0) == 0 and torn(50, 0.1, 1.0, 100.0) == 50
 

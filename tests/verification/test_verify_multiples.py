@@ -1,5 +1,5 @@
 """A matrix that is a multiple of the source's, or has 1 / scale for its scales, is told once, and
-only where nothing makes up for it; and tensors that the source lacks."""
+only where nothing compensates for it; and tensors that the source lacks."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -126,7 +126,7 @@ def test_reciprocals(recipe: str, made: Callable[[str], Path], tmp_path: Path) -
         ((NORM, 0.5), (Q, 2.0), (K, 2.0), (f"{LAYER}self_attn.v_proj", 2.0)),
     ],
 )  # fmt: skip
-def test_what_is_made_up_for(factors: Any, made: Callable[[str], Path], tmp_path: Path) -> None:
+def test_what_is_compensated_for(factors: Any, made: Callable[[str], Path], tmp_path: Path) -> None:
     stored = [(n if n == NORM else f"{n}.weight_scale", by) for n, by in factors]
     assert not told(changed(made("w8a8-dynamic"), tmp_path / "x", times(*stored)))
 
@@ -142,7 +142,9 @@ def test_a_norm_that_its_readers_divided(
     assert found.message.startswith("1 norm is unlike the source's by more than the layers that ")
 
 
-@pytest.mark.parametrize(("end", "said"), [("bias", "make up for what was lost"), ("x", "Remove")])
+@pytest.mark.parametrize(
+    ("end", "said"), [("bias", "compensate for what was lost"), ("x", "Remove")]
+)
 def test_what_the_source_lacks(
     end: str, said: str, made: Callable[[str], Path], tmp_path: Path
 ) -> None:

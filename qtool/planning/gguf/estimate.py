@@ -78,9 +78,9 @@ class Measuring:
     searches: bool = False  # which is searched for
     sweeps: bool = False  # GPTQ chooses codes
     tune: TuneOptions | None = None  # scales are moved afterwards
-    makes_up: bool = False  # before: matrices make up for what earlier blocks have lost
+    compensates: bool = False  # before: matrices compensate for what earlier blocks have lost
     guides: bool = False  # tokens of keys and values count by gradients
-    feeds_back: int = 0  # samples whose gradients say how rows make up for each other
+    feeds_back: int = 0  # samples whose gradients say how rows compensate for each other
 
     @property
     def grams(self) -> bool:
@@ -149,7 +149,7 @@ def shapes_of(
         chained=measuring.searches,  # scales are shared by all that read a norm
         solves=measuring.sweeps,
         tunes=0 if measuring.tune is None else measuring.tune.batch,
-        makes_up=measuring.makes_up,
+        compensates=measuring.compensates,
         guides=measuring.guides,
         fed_back=whole_batches(measuring.feeds_back, calibration.samples, calibration.length),
         text=text_bytes(calibration),
@@ -258,7 +258,7 @@ def run_cost(
             each = (groups(shapes, block, memory.setting) for block in shapes.blocks)
             passes += max(each, default=1)
         passes += any("_exps" in tensor.name for tensor in tensors)
-    if measuring.makes_up:
+    if measuring.compensates:
         passes += duration.COMPARING_PASSES
     seconds += duration.beside(shapes, passes) / cores
     if measuring.guides:

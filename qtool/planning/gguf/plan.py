@@ -136,7 +136,7 @@ def make_gguf_plan(
         planned, header, calibration, facts.active_share, threads, max_ram,
         estimate.Measuring(
             bool(recipe.scaling), recipe.searches_scales, recipe.sweeps,
-            recipe.tune if recipe.tunes else None, recipe.makes_up > 0, recipe.guides > 0,
+            recipe.tune if recipe.tunes else None, recipe.compensates > 0, recipe.guides > 0,
             recipe.feeds_back,
         ),
         recipe.rotates,

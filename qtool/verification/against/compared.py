@@ -20,7 +20,7 @@ class Multiple:
     """How many times the source a matrix is; RECIPROCALS where that is not it."""
 
     times: float
-    shows: bool  # whether a matrix of as few bits that makes up for it would be seen, too
+    shows: bool  # whether a matrix of as few bits that compensates for it would be seen, too
     without: "Compared | None" = None  # the matrix, judged without it
 
 

@@ -7,7 +7,7 @@ from qtool.artifacts.stored_config import quantization_config
 from qtool.scheme import Scheme
 from qtool.telling.sentences import AGAIN, some
 from qtool.telling.sentences import count as counted
-from qtool.verification.against import made_up, pruned, single_scales, to_nearest
+from qtool.verification.against import compensated, pruned, single_scales, to_nearest
 from qtool.verification.against.compared import LOST, Compared
 from qtool.verification.against.made_of import made_of_it, rotated
 from qtool.verification.finding import Finding, LayerError
@@ -76,9 +76,9 @@ def check_errors(subject: Subject, compared: Sequence[Compared]) -> Iterator[Fin
             "against the source mean nothing",
         )  # fmt: skip
         wrong = []
-    if made_up.makes_up((subject.artifact.provenance or {}).get("recipe")):
-        moved = [c for c in wrong if c.error <= made_up.FARTHEST]
-        yield from made_up.told(CHECK, [(c.name, c.error) for c in moved])
+    if compensated.compensates((subject.artifact.provenance or {}).get("recipe")):
+        moved = [c for c in wrong if c.error <= compensated.FARTHEST]
+        yield from compensated.told(CHECK, [(c.name, c.error) for c in moved])
         wrong = [c for c in wrong if c not in moved]
     nearest = to_nearest.to_nearest((subject.artifact.provenance or {}).get("recipe"))
     other = {*known, *(c.name for c in (*wrong, *single))}

@@ -1,5 +1,5 @@
 """One factor between a matrix and its source: all of its scales were multiplied by it, or stand for
-their reciprocals. Whether anything makes up for it is judged in `multiples`."""
+their reciprocals. Whether anything compensates for it is judged in `multiples`."""
 
 import math
 

@@ -92,7 +92,7 @@ def check_folds(
         yield Finding(
             "error", "folds", names[0],
             f"{counted(len(idle), 'norm')} {verb(len(idle), 'differ', 'differs')} from the source "
-            f"({some(names)}), and no layer was scaled to make up for it; is it the model that "
+            f"({some(names)}), and no layer was scaled to compensate for it; is it the model that "
             "this artifact was made of?",
         )  # fmt: skip
     left = [

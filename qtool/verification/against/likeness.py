@@ -23,7 +23,7 @@ _TILES = ((1, 1024), (256, 8))  # rows, columns
 _AS_ZEROS = 0.95  # relative error
 _FAR = 3.0  # times the expected error
 # How far from 1 the gain of a tile is that is another matrix's, or noise; or how small its cosine
-# with W, where scales that were taken out have made up for that.
+# with W, where scales that were taken out have compensated for that.
 _STRANGER, _ALIKE = 0.5, 0.15
 # How far from 1, and from each other: four times what GPTQ and clipping make of 4 bits. Of fewer
 # they make more: times the expected error.

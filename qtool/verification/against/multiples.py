@@ -2,7 +2,7 @@
 that their codes were made with.
 
 A fold (AWQ, smoothing) may be one factor, too: its inverse is then in a norm, or in a matrix before
-or after. What nothing makes up for is told once, and the matrix is judged without it.
+or after. What nothing compensates for is told once, and the matrix is judged without it.
 """
 
 import math
@@ -18,7 +18,7 @@ from qtool.verification.against.compared import Compared
 from qtool.verification.against.factors import RECIPROCALS
 from qtool.verification.against.folds import PLUS_ONE, block_of, settled
 from qtool.verification.against.norms import CHECK as NORMS
-from qtool.verification.against.pairs import heads_of, is_made_up_for, unpaired
+from qtool.verification.against.pairs import heads_of, is_compensated_for, unpaired
 from qtool.verification.against.single_scales import as_words, is_folded, worst
 from qtool.verification.finding import Finding
 from qtool.verification.subject import Subject
@@ -47,10 +47,10 @@ def check_multiples(
             found, was = c.multiple, before[c.name]
             if found is None:
                 continue
-            made_up = is_made_up_for(c, near, heads)
+            compensated = is_compensated_for(c, near, heads)
             if name in folded:  # coarse codes may hide that its other half is no single factor
-                made_up = made_up or not found.shows or not unpaired(was, block, heads)
-            if found.times == RECIPROCALS or not made_up:
+                compensated = compensated or not found.shows or not unpaired(was, block, heads)
+            if found.times == RECIPROCALS or not compensated:
                 wrong[c.name] = was
     rest = [c if c.name not in wrong else _without(c) for c in compared]
     return rest, [*_told(wrong, compared)]
@@ -90,7 +90,7 @@ def _told(wrong: dict[str, Compared], compared: Sequence[Compared]) -> Iterator[
         yield Finding(
             "error", NORMS, worst(by_norm),
             f"{counted(len(norms), 'norm')} {verb(len(norms), 'are', 'is')} unlike the source's by "
-            "more than the layers that read it make up for: "
+            "more than the layers that read it compensate for: "
             f"{as_words([(by, norm) for by, norm in by_norm])}; {AGAIN}",
         )  # fmt: skip
     known = {*inverted, *(name for readers in norms.values() for name in readers)}
@@ -104,8 +104,8 @@ def _told(wrong: dict[str, Compared], compared: Sequence[Compared]) -> Iterator[
             yield Finding(
                 "error", CHECK, worst(found),
                 f"{counted(len(found), what)} {verb(len(found), 'are', 'is')} the source's but for "
-                f"a factor that no norm and no other layer makes up for: {as_words(found)}; {why}"
-                f"{AGAIN}",
+                "a factor that no norm and no other layer compensates for: "
+                f"{as_words(found)}; {why}{AGAIN}",
             )  # fmt: skip
 
 

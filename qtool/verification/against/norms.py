@@ -1,8 +1,8 @@
-"""Norms that are not the source's, where the matrices that read them do not make up for it.
+"""Norms that are not the source's, where the matrices that read them do not compensate for it.
 
 Scales that were folded into a norm (AWQ, SmoothQuant) are in the columns of its readers, inversely.
 What nothing undoes changes what the model computes as much as it likes. Where a norm's readers are
-not quantized they are the source's (or `unquantized` tells), and do not make up for anything.
+not quantized they are the source's (or `unquantized` tells), and do not compensate for anything.
 """
 
 import math
@@ -69,9 +69,9 @@ def check_norms(
     findings: list[Finding] = []
     for names, what in (
         (zeros, "0 altogether, and not so in the source"),
-        (found["times"], "the source's but for a factor that no layer makes up for"),
-        (found["other"], "unlike the source's, and no layer makes up for it"),
-        (found["channels"], "unlike the source's in channels where no layer makes up for it"),
+        (found["times"], "the source's but for a factor that no layer compensates for"),
+        (found["other"], "unlike the source's, and no layer compensates for it"),
+        (found["channels"], "unlike the source's in channels where no layer compensates for it"),
     ):
         if names:
             words = f"{counted(len(names), 'norm')} {verb(len(names), 'are', 'is')} {what}: "

@@ -73,7 +73,7 @@ def has_exact_rows(c: Compared) -> bool:
     return c.norm is not None or (c.columns is None and not c.could)
 
 
-def is_made_up_for(c: Compared, near: Sequence[Compared], heads: Heads) -> bool:
+def is_compensated_for(c: Compared, near: Sequence[Compared], heads: Heads) -> bool:
     """Whether the one factor of a matrix, its `rows` and `as_columns`, has another half."""
     others = [o for o in near if o.name != c.name]
     undone = any(True for other in others for _ in made(other, c, heads))

@@ -1,6 +1,6 @@
 """Matrices that were pruned to the pattern that GPUs multiply faster: of each four neighbours in a
-row two are 0, or more. What is left was changed to make up for it, so that how far it is from the
-source tells nothing of rounding."""
+row two are 0, or more. What is left was changed to compensate for it, so that how far it is from
+the source tells nothing of rounding."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -121,7 +121,7 @@ def _advice(extra: list[str]) -> str:
     if all(name.endswith(".bias") for name in extra):
         return (
             "engines add them where the architecture or config.json says that there are biases: "
-            "unless whoever made the artifact says that they make up for what was lost, "
+            "unless whoever made the artifact says that they compensate for what was lost, "
             f"{AGAIN}"
         )
     return f"was the artifact made of another model? Remove them, or {AGAIN}"

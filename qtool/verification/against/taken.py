@@ -7,7 +7,7 @@ Q beside R W diag(r), r the norm's ratio (old weight over new one), R the scales
     slope         of the logarithm of these sums (not over r) over that of r: 1 where the columns
                   have r's form, 0 where they are the source's
 
-Where the matrices that read the norm make up for it, all of them are 1. A weight's noise is far
+Where the matrices that read the norm compensate for it, all of them are 1. A weight's noise is far
 larger than theirs: only what rounding and clipping take away from all weights is in them.
 """
 

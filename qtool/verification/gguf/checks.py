@@ -14,7 +14,7 @@ from qtool.provenance import embedded
 from qtool.record import CHECKSUM_KEY, RECIPE_KEY, SCALES_KEY
 from qtool.telling.progress import Progress
 from qtool.verification import unlike_settings
-from qtool.verification.against import made_up, swapped, to_nearest
+from qtool.verification.against import compensated, swapped, to_nearest
 from qtool.verification.finding import Finding, LayerError, Verdict
 from qtool.verification.gguf import against as tensors_against
 from qtool.verification.gguf import header, layer_errors, scales, settings, values
@@ -156,7 +156,7 @@ def _made(path: Path, file: GgufSource) -> Made:
     except QtoolError:
         recipe = {}  # of which _source() tells
     plain = to_nearest.to_nearest(recipe) is not False and not recipe.get("transforms")
-    return Made(made_up.makes_up(recipe), plain and not weighed)
+    return Made(compensated.compensates(recipe), plain and not weighed)
 
 
 def _provenance(file: GgufSource, sums: Sums) -> Iterator[Finding]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from qtool.gguf.source import GgufSource
 from qtool.telling.sentences import count as counted
 from qtool.telling.sentences import some
-from qtool.verification.against import made_up, swapped, to_nearest
+from qtool.verification.against import compensated, swapped, to_nearest
 from qtool.verification.against.compared import UNEXPLAINED, WRONG
 from qtool.verification.finding import Finding, LayerError
 from qtool.verification.gguf import blanks, others, single_blocks
@@ -34,7 +34,7 @@ _ROUNDING = 2.0**-8  # the least that counts as an error: bfloat16 on the way ma
 class Made:
     """What a file says of how it was made."""
 
-    moved: bool  # matrices make up for what was lost before them
+    moved: bool  # matrices compensate for what was lost before them
     nearest: bool  # nothing tells that weights were not rounded to the nearest
 
 
@@ -77,8 +77,8 @@ def check_errors(sums: Sums, source: GgufSource, made: Made) -> Iterator[Finding
         wrong = error > max(times * typical, _ROUNDING) or error > max(LOST, 1.5 * typical)
         far[tensor.name] = (error, typical, wrong)
     if made.moved:
-        near = {name: one[0] for name, one in far.items() if one[0] <= made_up.FARTHEST}
-        yield from made_up.told(CHECK, list(near.items()))
+        near = {name: one[0] for name, one in far.items() if one[0] <= compensated.FARTHEST}
+        yield from compensated.told(CHECK, list(near.items()))
         far = {name: one for name, one in far.items() if name not in near}
     wrong = any(one[2] for one in far.values())
     yield from _unlike(sums, {*named, *(far if wrong else ())})

@@ -1,19 +1,19 @@
 """GPTQ's sweep over rows of a matrix that becomes blocks of GGUF.
 
     weights -> blocks as llama.cpp's encoder makes them, with an importance between what an error in
-               each column costs before others make up for it and after
+               each column costs before others compensate for it and after
             -> their levels (scales and minima stay) -> the sweep's codes, put into the blocks
 
 With the geometric mean of the two costs the output error of SmolLM2's matrices is up to 2 % lower
 than with either. Scales fitted to the codes afterwards, by least squares under H's diagonal, raise
-it: they undo what later columns made up for.
+it: they undo what later columns compensated for.
 
 In IQ1 to IQ3 columns that share a point or the number of signs are taken together, four or eight
 at a time, and become what is nearest by each column's cost (kernels/lattice_body.h). In IQ2 and
 IQ3 the strongest of these units first lowers the output error of SmolLM2's matrices by 3 to 18 %
-against columns as they lie. Letting the columns of a unit make up for each other when its point is
-chosen, by trying every point with every sign, gains 1 % more, which is left; IQ3_S by fours gains
-3 % against eights.
+against columns as they lie. Letting the columns of a unit compensate for each other when its point
+is chosen, by trying every point with every sign, gains 1 % more, which is left; IQ3_S by fours
+gains 3 % against eights.
 """
 
 from collections.abc import Callable

@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 
 from qtool.blockwise.head import measured
-from qtool.blockwise.originals import Originals, made_up_note, tuned_note
+from qtool.blockwise.originals import Originals, gptaq_note, tuned_note
 from qtool.blockwise.row_feedback import FED_BACK, Feedback, Rows
 from qtool.blockwise.row_feedback import told as fed_told
 from qtool.calibrating.groups import groups_of
@@ -67,11 +67,13 @@ class Sweeping:
     files: SweptFiles
     gram_bytes: int
     tune: TuneOptions | None = None
-    makes_up: float = 0.0  # the part of what earlier blocks have lost that matrices make up for
+    compensates: float = (
+        0.0  # the part of what earlier blocks have lost that matrices compensate for
+    )
     guidance: Guidance | None = None  # of tokens of keys and values
-    samples: int = 0  # whose gradients say how rows make up for each other
+    samples: int = 0  # whose gradients say how rows compensate for each other
     seed: int = 0  # of those gradients
-    feedback: Feedback | None = None  # rows make up for each other; of measure_gradients()
+    feedback: Feedback | None = None  # rows compensate for each other; of measure_gradients()
     originals: Originals | None = None  # where blocks are to give back what they gave; of begin()
     kept: list[Mapping[str, Any]] = field(default_factory=list)  # by block, as the journal has it
     head_kept: Mapping[str, Any] | None = None  # the same of the head
@@ -94,7 +96,7 @@ class Sweeping:
         guidance = Guidance(recipe.guides, recipe.calibration.seed) if recipe.guides else None
         files = SweptFiles(folder, by_block)
         return cls(
-            options, files, gram_bytes, tune, recipe.makes_up, guidance,
+            options, files, gram_bytes, tune, recipe.compensates, guidance,
             recipe.feeds_back, recipe.calibration.seed,
         )  # fmt: skip
 
@@ -119,7 +121,7 @@ class Sweeping:
 
     def begin(self, skeleton: Skeleton, passage: Passage) -> None:
         """Before anything passes a block."""
-        if self.tune is not None or self.makes_up:
+        if self.tune is not None or self.compensates:
             self.originals = Originals.of(skeleton, passage, self.files.folder)
 
     @property
@@ -160,7 +162,7 @@ class Sweeping:
             room = min(room, device.sums_bytes // 2)
         parts = parts_of(self.files, block.index, found)
         wanted = [site for site in found.sites if site.id in parts]
-        if self.originals is not None and not self.makes_up:
+        if self.originals is not None and not self.compensates:
             self.originals.advance(block)
         if any(site.id not in seen for site in wanted):
             seen.clear()  # two sets of Gram matrices would be in memory
@@ -178,9 +180,9 @@ class Sweeping:
             rows = self.feedback.of(block, passage, found, fed_names(parts))
         work = partial(
             sweep_site, options=self.options, block=block, file=file, workers=workers,
-            device=device, moved=self.makes_up > 0, rows=rows,
+            device=device, moved=self.compensates > 0, rows=rows,
         )  # fmt: skip
-        if self.makes_up:
+        if self.compensates:
             compared = [site for site in wanted if is_compared(site)]
             wanted = [site for site in wanted if not is_compared(site)]
             unseen = [site for site in compared if site.id not in seen]
@@ -191,7 +193,9 @@ class Sweeping:
             before = placed_block(block, CPU)
             for site in compared:
                 own = weights.get(site.id)
-                some, said = self._made_up(site, parts[site.id], known, own, block, before, work)
+                some, said = self._compensated(
+                    site, parts[site.id], known, own, block, before, work
+                )
                 made += some
                 notes += said
             self._originals.advance(before)
@@ -219,7 +223,7 @@ class Sweeping:
         kept = self.files.entry(block.index, made, notes)
         self.kept.append(kept if tuned is None else {**kept, "tuned": [tuned.before, tuned.after]})
 
-    def _made_up(
+    def _compensated(
         self,
         site: Site,
         parts: list[Part],
@@ -229,9 +233,9 @@ class Sweeping:
         before: LoadedBlock,
         work: Callable[..., tuple[list[Made], list[str]]],
     ) -> tuple[list[Made], list[str]]:
-        """Sweep the matrices that read one site, once they make up for what it has lost."""
+        """Sweep the matrices that read one site, once they compensate for what it has lost."""
         names = {name for part in parts for name in part.tensor.source.origin}
-        found = self._originals.make_up(block, before, site, names, self.makes_up, weights)
+        found = self._originals.compensate(block, before, site, names, self.compensates, weights)
         seen = _weighed(found.added_to(known.pop(site.id)), weights is not None)
         each = self._originals.quantized.workers.map
         made, notes = work((site, parts, {site.id: seen}), each=each)
@@ -321,7 +325,7 @@ class Sweeping:
         left = [name for kept in every_kept for name in kept["left"]]
         found = [note for kept in every_kept for note in kept["notes"]]
         said = merged(fed_told(told(found, len(self.kept)), len(self.kept)))
-        said += made_up_note(self.makes_up)
+        said += gptaq_note(self.compensates)
         losses = enumerate(kept.get("tuned") for kept in self.kept)
         said += tuned_note([TunedReport(index, *both) for index, both in losses if both])
         if rare:

@@ -91,7 +91,8 @@ def sweep_site(
 
     file: the block's. workers: who call this, and have threads for a large matrix when those of
     others are done. each: maps a function of some rows over all. moved: the block's matrices are
-    others than the source's. rows: by which those of some matrices make up for each other, used up.
+    others than the source's. rows: by which those of some matrices compensate for each other, used
+    up.
     """
     site, parts, stats = job
     seen = stats.pop(site.id)
@@ -232,8 +233,8 @@ def _step(
 
 
 def fed_names(parts: Mapping[str, Sequence[Part]]) -> set[str]:
-    """The checkpoint's matrices whose rows may make up for each other: those of which one tensor is
-    made, and no other matrix is in it but those of other experts."""
+    """The checkpoint's matrices whose rows may compensate for each other: those of which one tensor
+    is made, and no other matrix is in it but those of other experts."""
     named = (_name_of(part) for some in parts.values() for part in some)
     return {name for name in named if name is not None}
 
@@ -279,7 +280,7 @@ def _fed_back(
     device: Device | None,
     moved: bool,
 ) -> Blocks | None:
-    """A matrix whose rows make up for each other, as `rows` says, used up; None of others."""
+    """A matrix whose rows compensate for each other, as `rows` says, used up; None of others."""
     own = _rows_of(part, rows)
     if own is None:
         return None

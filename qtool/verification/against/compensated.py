@@ -10,7 +10,7 @@ from qtool.verification.finding import Finding
 FARTHEST = 0.5  # relative: beyond it a matrix is another one, also of a model of 2 bits
 
 
-def makes_up(recipe: object) -> bool:
+def compensates(recipe: object) -> bool:
     """Whether a recorded recipe has gptq.gptaq."""
     table: Any = recipe.get("gptq") if isinstance(recipe, Mapping) else None
     part = table.get("gptaq") if isinstance(table, Mapping) else None
@@ -27,6 +27,6 @@ def told(check: str, far: Sequence[tuple[str, float]]) -> list[Finding]:
         Finding(
             "note", check, name,
             f"{counted(len(far), 'matrix')} farther from the source than rounding explains, since "
-            f"they make up for what was lost before them (gptq.gptaq): {name} by {error:.1%}",
+            f"they compensate for what was lost before them (gptq.gptaq): {name} by {error:.1%}",
         )
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""A norm that its readers do not make up for is told against the source, sound folds are not."""
+"""A norm that its readers do not compensate for is told against the source, sound folds are not."""
 
 from collections.abc import Callable
 from pathlib import Path
