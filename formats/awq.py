@@ -48,8 +48,8 @@ from qtool.formats.facts import (
 from qtool.formats.gptq_dynamic import overridden
 from qtool.formats.layer_names import experts_of, fused_names
 from qtool.formats.safetensors_file import TensorSpec
+from qtool.messages.printable import in_json
 from qtool.scheme import GroupQuant, Scheme
-from qtool.telling.printable import in_json
 
 if TYPE_CHECKING:
     import numpy as np

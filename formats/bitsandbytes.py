@@ -25,8 +25,8 @@ from qtool.formats.facts import ArtifactScheme, Facts, Look, Options, left_out, 
 from qtool.formats.other_names import names
 from qtool.formats.patterns import any_of, matches
 from qtool.formats.safetensors_header import TensorSpec
+from qtool.messages.printable import in_json
 from qtool.scheme import GroupQuant, Scheme
-from qtool.telling.printable import in_json
 
 if TYPE_CHECKING:
     import numpy as np

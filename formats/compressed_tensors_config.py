@@ -24,8 +24,8 @@ from qtool.formats.facts import ArtifactScheme, Facts, Group, left_out, names_of
 from qtool.formats.layer_names import experts_of, fused_names, is_head
 from qtool.formats.other_names import expressions
 from qtool.formats.patterns import any_of, matches
+from qtool.messages.printable import in_json
 from qtool.scheme import Scheme
-from qtool.telling.printable import in_json
 
 NAME = "compressed-tensors"
 _DECODED = (

@@ -30,8 +30,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from qtool.errors import FormatError
 from qtool.formats.layer_names import experts_of, is_head
+from qtool.messages.printable import in_json
 from qtool.scheme import Scheme
-from qtool.telling.printable import in_json
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

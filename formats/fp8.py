@@ -36,8 +36,8 @@ from qtool.formats.facts import (
     whole,
 )
 from qtool.formats.safetensors_header import TensorSpec
+from qtool.messages.printable import in_json
 from qtool.scheme import GroupQuant, Scheme
-from qtool.telling.printable import in_json
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -39,8 +39,8 @@ from qtool.formats.facts import (
 )
 from qtool.formats.gptq_dynamic import dynamic, negative, overridden
 from qtool.formats.safetensors_file import TensorSpec
+from qtool.messages.printable import in_json
 from qtool.scheme import GroupQuant, Scheme
-from qtool.telling.printable import in_json
 
 if TYPE_CHECKING:
     import numpy as np

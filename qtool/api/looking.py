@@ -10,10 +10,10 @@ from qtool.api.common import path_of, refuse_less, refuse_ranks, threads_as_befo
 
 if TYPE_CHECKING:
     from qtool.generating.generate import Generated
+    from qtool.messages.progress import Progress
     from qtool.quality.evaluate import Evaluation
     from qtool.quantizing.plan import Foreseen
     from qtool.report.compared import Compared
-    from qtool.telling.progress import Progress
     from qtool.verification.finding import Verdict
 
 
@@ -84,9 +84,9 @@ def verify(
     Returns a verdict: `ok`, `findings`, `layers` and `json()`, the object of `qtool verify --json`.
     """
     from qtool.hub import resolve
+    from qtool.messages.progress import Progress
     from qtool.runs.request import check_names
     from qtool.streaming.allocator import share_heap
-    from qtool.telling.progress import Progress
     from qtool.verification.run import verify_artifact
 
     check_names(artifact, against)
@@ -126,11 +126,11 @@ def evaluate(
     share_heap()
     from qtool.cuda.device import explained
     from qtool.hub import resolve
+    from qtool.messages.progress import Progress
     from qtool.native.library import default_threads
     from qtool.quality.evaluate import Protocol, check_protocol
     from qtool.quality.evaluate import evaluate as run
     from qtool.runs.request import device_of
-    from qtool.telling.progress import Progress
     from qtool.texts.source import text_file
 
     chosen = Protocol(protocol, text_file(text), windows, length)
@@ -171,9 +171,9 @@ def generate(
     from qtool.cuda.device import explained
     from qtool.generating.generate import generate as run
     from qtool.hub import resolve
+    from qtool.messages.progress import Progress
     from qtool.native.library import default_threads
     from qtool.runs.request import device_of
-    from qtool.telling.progress import Progress
 
     place = device_of(device, ways_back=False)
     progress = progress or Progress(quiet=quiet)
@@ -208,12 +208,12 @@ def compare(
     share_heap()
     from qtool.errors import QtoolError, UsageError
     from qtool.hub import resolve
+    from qtool.messages.progress import Progress
     from qtool.native.library import default_threads
     from qtool.quality.evaluate import Protocol, check_protocol
     from qtool.quality.evaluate import evaluate as run
     from qtool.report.compared import Compared
     from qtool.runs.request import check_names
-    from qtool.telling.progress import Progress
     from qtool.texts.source import text_file
 
     artifacts = [artifacts] if isinstance(artifacts, str | Path) else [*artifacts]

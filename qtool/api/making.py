@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from qtool.converting.certificate import Converted
     from qtool.fitting.request import Fitted
     from qtool.generating.sample import Sampled
-    from qtool.telling.progress import Progress
-    from qtool.telling.summary import Summary
+    from qtool.messages.progress import Progress
+    from qtool.messages.summary import Summary
 
 
 def quantize(
@@ -47,13 +47,13 @@ def quantize(
     `json()`, the object of `qtool quantize --json`.
     """
     from qtool.formats.safetensors_file import parse_size
+    from qtool.messages.progress import Progress
     from qtool.native.library import default_threads
     from qtool.quantizing.quantize import Asked
     from qtool.quantizing.quantize import quantize as run
     from qtool.recipe.recipe import calibration_sets, load
     from qtool.runs.request import check_device, check_names
     from qtool.streaming.allocator import share_heap
-    from qtool.telling.progress import Progress
 
     check_device(device)
     check_names(model, recipe, out, calibration, stats, imatrix)
@@ -116,10 +116,10 @@ def fit(
     `qtool fit --json`.
     """
     from qtool.fitting.request import fit_request
+    from qtool.messages.progress import Progress
     from qtool.native.library import default_threads
     from qtool.runs.request import check_names
     from qtool.streaming.allocator import share_heap
-    from qtool.telling.progress import Progress
 
     check_names(model, recipe, out, calibration, costs)
     refuse_less(threads=(threads, 1))
@@ -174,8 +174,8 @@ def convert(
     from qtool.converting.targets import target
     from qtool.formats.safetensors_file import parse_size
     from qtool.hub import resolve
+    from qtool.messages.progress import Progress
     from qtool.runs.request import check_names
-    from qtool.telling.progress import Progress
 
     check_names(artifact, out)
     check_choices(dtype, assume)
@@ -220,9 +220,9 @@ def sample(
     from qtool.generating.sample import Sampling
     from qtool.generating.sample import sample as run
     from qtool.hub import resolve
+    from qtool.messages.progress import Progress
     from qtool.native.library import default_threads
     from qtool.runs.request import check_names, device_of
-    from qtool.telling.progress import Progress
     from qtool.workspaces.leftovers import check_free
 
     check_names(model, out)
@@ -248,7 +248,7 @@ def download(
 ) -> Path:
     """Bring a model of the hub into its cache, as `qtool download` does; its folder, or file."""
     from qtool.hub.asked import asked
-    from qtool.telling.progress import Progress
+    from qtool.messages.progress import Progress
 
     found = asked(model, include, progress or Progress(quiet=quiet))
     return found.named or found.folder

@@ -60,7 +60,7 @@ def for_python(function: Callable[Given, Made]) -> Callable[Given, Made]:
         flags = {name: isinstance(one.default, bool) for name, one in parameters.items()}
         words = functools.partial(told, arguments=flags)
         if "progress" in parameters and named.get("progress") is None:
-            from qtool.telling.progress import Progress
+            from qtool.messages.progress import Progress
 
             log = named.get("log_file")
             quiet = named.get("quiet", parameters["quiet"].default)

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 
 from qtool.calibrating.sites import Site
 from qtool.calibrating.stats import MIN_EXPERT_TOKENS
+from qtool.messages.summary import ExpertReport
 from qtool.recipe.recipe import Recipe
 from qtool.streaming.stream import LoadedBlock
-from qtool.telling.summary import ExpertReport
 
 
 def expert_reports(

@@ -11,9 +11,9 @@ from qtool.calibrating.same_model import check_same_model, probe
 from qtool.calibrating.stats_file import StatsFile
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import UnsupportedError
+from qtool.messages.progress import Progress
 from qtool.methods import gptq
 from qtool.recipe.recipe import Recipe
-from qtool.telling.progress import Progress
 from qtool.texts.calibration import calibration_tokens
 from qtool.transforms import awq, smooth
 

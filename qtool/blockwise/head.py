@@ -18,6 +18,7 @@ from qtool.blockwise.output_errors import output_error
 from qtool.calibrating.placed import Passage
 from qtool.calibrating.stats import SiteStats, gram_of
 from qtool.formats.layer_names import is_head
+from qtool.messages.summary import OUTPUTS, WEIGHTS, LayerReport
 from qtool.methods import gptq
 from qtool.planned import Planned
 from qtool.planning.plan import Plan
@@ -28,7 +29,6 @@ from qtool.runs.sink import Sink
 from qtool.scheme import GroupQuant, Scheme
 from qtool.streaming.precision import matmuls_in
 from qtool.streaming.skeleton import Skeleton
-from qtool.telling.summary import OUTPUTS, WEIGHTS, LayerReport
 
 
 class _SeenError(Exception):

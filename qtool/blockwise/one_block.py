@@ -22,6 +22,8 @@ from qtool.calibrating.placed import Ahead, Passage, placed_block
 from qtool.calibrating.sites import BlockSites, Site, Tracer
 from qtool.calibrating.stats import Weights
 from qtool.calibrating.stats_file import StatsFile
+from qtool.messages.progress import Progress
+from qtool.messages.summary import LayerReport, OutlierReport, TunedReport
 from qtool.planned import Planned
 from qtool.planning.plan import Plan
 from qtool.planning.shared_scales import SharedScales
@@ -32,8 +34,6 @@ from qtool.scheme import Dropped
 from qtool.streaming.allocator import give_back
 from qtool.streaming.skeleton import Skeleton
 from qtool.streaming.stream import CPU, LoadedBlock
-from qtool.telling.progress import Progress
-from qtool.telling.summary import LayerReport, OutlierReport, TunedReport
 from qtool.transforms.chain import apply_in_turn
 from qtool.transforms.proved import Applied, Subject, takes_part
 from qtool.workspaces.journal import Journal

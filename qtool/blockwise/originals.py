@@ -18,12 +18,12 @@ from qtool.calibrating.pairs import Pair, collect_pair
 from qtool.calibrating.placed import Passage
 from qtool.calibrating.sites import Site
 from qtool.calibrating.stats import SiteStats
+from qtool.messages.summary import TunedReport
 from qtool.methods import gptaq, named
 from qtool.recipe.methods import TuneOptions
 from qtool.streaming.hidden import OnDisk, keep, put, whole
 from qtool.streaming.skeleton import Skeleton
 from qtool.streaming.stream import InMemory, LoadedBlock, States
-from qtool.telling.summary import TunedReport
 
 FOLDER = "originals"  # within a run's
 

@@ -25,6 +25,7 @@ from qtool.cuda.device import Device
 from qtool.dequantize import dequantize
 from qtool.errors import UnsupportedError
 from qtool.gradients.block_gradients import advised
+from qtool.messages.summary import OUTPUTS, WEIGHTS, LayerReport
 from qtool.methods import gptq, rtn
 from qtool.methods.tiles import Spread, in_turn
 from qtool.planned import Planned
@@ -36,7 +37,6 @@ from qtool.scheme import GroupQuant, Scheme, joined
 from qtool.streaming.stream import LoadedBlock
 from qtool.streaming.weights import Weights
 from qtool.streaming.workers import Workers
-from qtool.telling.summary import OUTPUTS, WEIGHTS, LayerReport
 
 Floats = NDArray[np.float32]
 Write = Callable[[Planned, GroupQuant, float | None], None]  # a matrix, and its input's scale

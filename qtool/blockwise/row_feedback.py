@@ -42,12 +42,12 @@ from qtool.cuda.device import host
 from qtool.errors import NoGradientError, UnsupportedError
 from qtool.gradients.block_gradients import Ends, advised
 from qtool.gradients.passing import Passing
+from qtool.messages.sentences import count
 from qtool.streaming.allocator import give_back
 from qtool.streaming.linears import Matrix, ObserveLinears, WeightIndex
 from qtool.streaming.precision import matmuls_in
 from qtool.streaming.stream import LoadedBlock, Stream
 from qtool.streaming.workers import Workers
-from qtool.telling.sentences import count
 
 Floats = NDArray[np.float32]
 

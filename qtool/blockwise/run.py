@@ -29,6 +29,8 @@ from qtool.calibrating.sites import Tracer
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import SourceError
 from qtool.gradients.block_gradients import Ends
+from qtool.messages.progress import Progress
+from qtool.messages.summary import LayerReport
 from qtool.planning.plan import Plan
 from qtool.planning.shared_scales import SharedScales
 from qtool.provenance.outcome import Outcome, merged
@@ -41,8 +43,6 @@ from qtool.streaming.hidden import OnDisk, keep, take_up
 from qtool.streaming.precision import settled
 from qtool.streaming.skeleton import Skeleton
 from qtool.streaming.workers import Workers
-from qtool.telling.progress import Progress
-from qtool.telling.summary import LayerReport
 from qtool.workspaces.workspace import Workspace
 
 NOT_ERROR_AWARE = "statistics from a file, used unchanged: not error-aware"

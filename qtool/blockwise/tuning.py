@@ -4,13 +4,13 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from qtool.blockwise.originals import Originals
+from qtool.messages.summary import TunedReport
 from qtool.methods.tune import Grouped
 from qtool.planned import Planned
 from qtool.recipe.methods import TuneOptions
 from qtool.runs.sink import Sink
 from qtool.scheme import GroupQuant
 from qtool.streaming.stream import LoadedBlock
-from qtool.telling.summary import TunedReport
 
 
 class _Held(NamedTuple):

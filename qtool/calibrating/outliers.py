@@ -12,7 +12,7 @@ import numpy as np
 
 from qtool.calibrating.sites import Site
 from qtool.calibrating.stats import SiteStats
-from qtool.telling.summary import OutlierReport
+from qtool.messages.summary import OutlierReport
 
 
 def found(

@@ -16,11 +16,11 @@ from qtool.cards.planned_view import planned_view
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.checkpoints.fused_names import layer_of
 from qtool.engine_commands import COMMANDS
+from qtool.messages.numbered import by_kind
+from qtool.messages.summary import LayerReport
 from qtool.planning.plan import Plan
 from qtool.record import without_layers
 from qtool.runs.sink import EngineRotations
-from qtool.telling.numbered import by_kind
-from qtool.telling.summary import LayerReport
 from qtool.verification.engines.rules import ENGINES, loaders, view_findings
 from qtool.verification.engines.view import EngineView
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from qtool.errors import SettingError
-from qtool.telling.printable import in_json
+from qtool.messages.printable import in_json
 
 Config = Mapping[str, Any]
 # Where completed settings have what differs from block to block: for each, the settings it changes.

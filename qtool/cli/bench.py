@@ -73,7 +73,7 @@ def _on_gpu(json_: bool, kernels: str | None) -> None:
 
 def _print(report: "Report") -> None:
     from qtool.cli.tables import console, print_table
-    from qtool.telling.table import Table
+    from qtool.messages.table import Table
 
     gained = ("gain", "memory's", "in cache") if report.threads > 1 else ()
     titles = ("kernel", "writes", *report.isas, "memory allows", *gained)

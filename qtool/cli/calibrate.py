@@ -18,8 +18,8 @@ from qtool.cli.options import (
     Seed,
     Threads,
 )
-from qtool.telling.printable import printable, size
-from qtool.telling.sentences import count
+from qtool.messages.printable import printable, size
+from qtool.messages.sentences import count
 
 
 def calibrate(
@@ -69,14 +69,14 @@ def calibrate(
     from qtool.checkpoints.gguf_models import is_gguf
     from qtool.converting.source import check_needed
     from qtool.hub import resolve
+    from qtool.messages.progress import Progress
+    from qtool.messages.summary import peak_rss_bytes
     from qtool.native.library import default_threads
     from qtool.quantizing import calibrate as measure
     from qtool.quantizing.named import check_absent
     from qtool.recipe.gguf import GgufRecipe
     from qtool.recipe.recipe import Recipe, calibration_sets, common_calibration, load
     from qtool.runs.request import device_of
-    from qtool.telling.progress import Progress
-    from qtool.telling.summary import peak_rss_bytes
     from qtool.workspaces.replacing import check_not_among
 
     sets = calibration_sets(calibration, samples, length, seed)

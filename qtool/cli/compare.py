@@ -18,7 +18,7 @@ from qtool.cli.options import (
     Windows,
 )
 from qtool.errors import SourceError
-from qtool.telling.sentences import count
+from qtool.messages.sentences import count
 
 if TYPE_CHECKING:
     from qtool.report.compared import Compared
@@ -92,7 +92,7 @@ def _write_plot(plot: Path, content: str) -> None:
 
 def _print(made: "Compared") -> None:
     from qtool.cli.tables import print_table
-    from qtool.telling.table import Table
+    from qtool.messages.table import Table
 
     titles = ("artifact", "bytes", "perplexity", "KLD", "+-", "p99", "same top", "front")
     found = made.found

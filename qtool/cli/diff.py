@@ -23,7 +23,7 @@ def diff(
     from qtool.diff.sides import told_as
     from qtool.diff.text import left_out, summary, tables
     from qtool.hub import resolve
-    from qtool.telling.progress import Progress
+    from qtool.messages.progress import Progress
 
     paths = []
     for label, name in (("A", a), ("B", b)):

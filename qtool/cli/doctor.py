@@ -5,7 +5,7 @@ import json
 import typer
 
 from qtool.cli.options import Json
-from qtool.telling.printable import printable
+from qtool.messages.printable import printable
 
 
 def doctor(

@@ -7,8 +7,8 @@ import typer
 
 from qtool.cli import completing
 from qtool.cli.options import Json
-from qtool.telling.printable import printable
-from qtool.telling.sentences import count, verb
+from qtool.messages.printable import printable
+from qtool.messages.sentences import count, verb
 
 
 def download(
@@ -32,7 +32,7 @@ def download(
     the digest that the hub states.
     """
     from qtool.hub.asked import asked
-    from qtool.telling.progress import Progress
+    from qtool.messages.progress import Progress
 
     progress = Progress(quiet=json_)
     found = asked(model, include or (), progress)

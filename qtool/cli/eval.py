@@ -18,7 +18,7 @@ from qtool.cli.options import (
     WindowLength,
     Windows,
 )
-from qtool.telling.sentences import count
+from qtool.messages.sentences import count
 
 if TYPE_CHECKING:
     from qtool.quality.evaluate import Evaluation
@@ -45,8 +45,8 @@ def evaluate(
 
     share_heap()
     from qtool.api import looking
+    from qtool.messages.progress import Progress
     from qtool.quality.conditions import check_figure, parse_condition
-    from qtool.telling.progress import Progress
 
     conditions = [parse_condition(condition) for condition in fail_if or ()]
     for condition in conditions:

@@ -19,7 +19,7 @@ from qtool.cli.options import (
     Seed,
     Threads,
 )
-from qtool.telling.printable import printable
+from qtool.messages.printable import printable
 
 
 def fit(
@@ -74,8 +74,8 @@ def fit(
 
     check_source(calibration)  # before imports and a download
     from qtool.fitting.request import fit_request
+    from qtool.messages.progress import Progress
     from qtool.native.library import default_threads
-    from qtool.telling.progress import Progress
 
     share_heap()
     progress = Progress(quiet=json_)

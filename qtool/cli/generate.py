@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from qtool.cli.options import Artifact, Json, OnDevice, Threads
-from qtool.telling.sentences import count
+from qtool.messages.sentences import count
 
 if TYPE_CHECKING:
     from qtool.generating.generate import Generated
@@ -28,7 +28,7 @@ def generate(
     serves a model.
     """
     from qtool.api import looking
-    from qtool.telling.progress import Progress
+    from qtool.messages.progress import Progress
 
     found = looking.generate(
         artifact,

@@ -10,11 +10,11 @@ import typer
 
 from qtool.cli.options import Json
 from qtool.errors import SourceError, UnsupportedError
-from qtool.telling.printable import print_json, sayable
+from qtool.messages.printable import print_json, sayable
 
 if TYPE_CHECKING:
     from qtool.gguf.inspect import GgufInspection
-    from qtool.telling.table import Table
+    from qtool.messages.table import Table
 
 _TITLES = ("tensor", "shape", "dtype", "scheme", "bits/weight", "bytes")
 _MODELS = ("model", "architecture", "file type", "parameters", "bits/weight", "bytes")
@@ -54,7 +54,7 @@ def inspect(
     from qtool.artifacts.artifact import Artifact
     from qtool.inspecting.inspect import inspect as look
     from qtool.inspecting.tensor_detail import detail_lines, tensor_detail
-    from qtool.telling.table import Table
+    from qtool.messages.table import Table
 
     if tensor is not None:
         detail = tensor_detail(Artifact.open(path), tensor)
@@ -86,8 +86,8 @@ def _address(text: str) -> str | None:
 def _inspect_remote(address: str, tensor: str | None, every: bool, as_json: bool) -> None:
     from qtool.gguf.inspect_text import summary, tables
     from qtool.inspecting.inspect import Inspection
+    from qtool.messages.table import Table
     from qtool.remote.open import opened
-    from qtool.telling.table import Table
 
     if tensor is not None:
         raise UnsupportedError(
@@ -136,7 +136,7 @@ def _opened(path: Path) -> Iterator["GgufInspection"]:
 
 def _list_models(models: list[Path], as_json: bool) -> None:
     """A folder of several: a line for each."""
-    from qtool.telling.table import Table
+    from qtool.messages.table import Table
 
     rows = []
     found = []

@@ -43,7 +43,7 @@ from qtool.cli.sample import sample
 from qtool.cli.schema import schema
 from qtool.cli.verify import verify
 from qtool.errors import TOO_LARGE, QtoolError, UsageError
-from qtool.telling.printable import printable
+from qtool.messages.printable import printable
 
 app = typer.Typer(
     name="qtool",

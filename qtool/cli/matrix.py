@@ -17,8 +17,8 @@ from qtool.cli.options import (
     Seed,
     Threads,
 )
-from qtool.telling.printable import printable
-from qtool.telling.sentences import count
+from qtool.messages.printable import printable
+from qtool.messages.sentences import count
 
 if TYPE_CHECKING:
     from qtool.matrix.asked import Matrix
@@ -78,10 +78,10 @@ def matrix(
     from qtool.hub import plain_name
     from qtool.matrix.asked import Asked
     from qtool.matrix.run import matrix as run
+    from qtool.messages.progress import Progress
     from qtool.native.library import default_threads
     from qtool.recipe.recipe import calibration_sets
     from qtool.runs.request import device_of
-    from qtool.telling.progress import Progress
     from qtool.texts.source import text_file
 
     names = tuple(name.strip() for name in recipes.split(",") if name.strip())

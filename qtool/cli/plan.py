@@ -19,7 +19,7 @@ from qtool.cli.options import (
     SampleLength,
     Samples,
 )
-from qtool.telling.printable import printable
+from qtool.messages.printable import printable
 
 if TYPE_CHECKING:
     from qtool.planning.budget import Memory
@@ -115,8 +115,8 @@ def _print(made: "Plan", every: bool, how: str | None) -> None:
 
 
 def _print_gguf(made: "GgufPlan", every: bool, how: str | None) -> None:
+    from qtool.messages.summary import not_written
     from qtool.planning.rows import rows, type_of
-    from qtool.telling.summary import not_written
 
     _table(rows(made.tensors, type_of, every), "type")
     if every:
@@ -138,15 +138,15 @@ def _print_gguf(made: "GgufPlan", every: bool, how: str | None) -> None:
 
 def _table(rows: "Iterable[Row]", stored: str) -> None:
     from qtool.cli.tables import print_table
-    from qtool.telling.table import Table
+    from qtool.messages.table import Table
 
     cells = [(row.name, row.shape, row.stored, str(row.count), f"{row.nbytes:,}") for row in rows]
     print_table(Table(("tensor", "shape", stored, "tensors", "bytes"), cells, 3))
 
 
 def _end(memory: "Memory", seconds: float, warnings: Iterable[str]) -> None:
-    from qtool.telling.remarks import line
-    from qtool.telling.sentences import count
+    from qtool.messages.remarks import line
+    from qtool.messages.sentences import count
 
     disk = memory.disk_bytes / 1e9
     meanwhile = f"{disk:.1f} GB of disk beside the artifact, " if disk >= 1 else ""

@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from qtool.cli.options import Json, Threads
-from qtool.telling.printable import printable
-from qtool.telling.sentences import count
+from qtool.messages.printable import printable
+from qtool.messages.sentences import count
 
 
 def push(
@@ -35,8 +35,8 @@ def push(
     json_: Json = False,
 ) -> None:
     """Check ARTIFACT as `qtool verify` does, and send it to REPOSITORY as one commit."""
+    from qtool.messages.progress import Progress
     from qtool.publishing.push import push as run
-    from qtool.telling.progress import Progress
 
     progress = Progress(quiet=json_)
     made = run(

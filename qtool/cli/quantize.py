@@ -23,7 +23,7 @@ from qtool.cli.options import (
     Seed,
     Threads,
 )
-from qtool.telling.printable import printable
+from qtool.messages.printable import printable
 
 
 def quantize(
@@ -66,7 +66,7 @@ def quantize(
     """Quantize MODEL as RECIPE says into a folder, or a GGUF file, that engines load."""
     from qtool.api import making
     from qtool.cards.serve import next_lines
-    from qtool.telling.progress import Progress
+    from qtool.messages.progress import Progress
 
     progress = Progress(quiet=json_, log=log_file)
     summary = making.quantize(

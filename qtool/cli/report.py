@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from qtool.cli.options import Against, Artifacts, Json, Threads, WindowLength, Windows
-from qtool.telling.printable import printable
+from qtool.messages.printable import printable
 
 
 def report(
@@ -36,11 +36,11 @@ def report(
     share_heap()
     from qtool.errors import FormatError, UsageError
     from qtool.hub import resolve
+    from qtool.messages.progress import Progress
     from qtool.native.library import default_threads
     from qtool.report.facts import Report
     from qtool.report.gather import Request, gather
     from qtool.report.written import written
-    from qtool.telling.progress import Progress
     from qtool.texts.source import text_file
     from qtool.workspaces.leftovers import check_free
 

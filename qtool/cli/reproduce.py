@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from qtool.cli.options import Json, Threads
-from qtool.telling.printable import printable
+from qtool.messages.printable import printable
 
 if TYPE_CHECKING:
     from qtool.reproduce.run import Reproduced
@@ -44,10 +44,10 @@ def reproduce(
 
     share_heap()
     from qtool.errors import SourceError
+    from qtool.messages.progress import Progress
     from qtool.native.library import default_threads
     from qtool.reproduce.run import Asked
     from qtool.reproduce.run import reproduce as run
-    from qtool.telling.progress import Progress
 
     if not artifact.exists():
         raise SourceError(

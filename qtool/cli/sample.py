@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from qtool.cli.options import Fresh, Json, Model, OnDevice, Threads
-from qtool.telling.printable import printable, size
-from qtool.telling.sentences import count
+from qtool.messages.printable import printable, size
+from qtool.messages.sentences import count
 
 
 def sample(
@@ -32,8 +32,8 @@ def sample(
     again for every token.
     """
     from qtool.api import making
+    from qtool.messages.progress import Progress
     from qtool.quantizing.advised import calibrated
-    from qtool.telling.progress import Progress
 
     found = making.sample(
         model,

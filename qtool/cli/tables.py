@@ -4,12 +4,12 @@ A terminal that is narrower than figures and some letters of each name folds lin
 
 from typing import TYPE_CHECKING
 
-from qtool.telling.printable import printable
+from qtool.messages.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from qtool.telling.table import Table
+    from qtool.messages.table import Table
 
 _PIPED = 200  # columns: a pipe has no width, and cut names are of no use
 _ENOUGH = 16  # columns that names should have left, or what stands between columns is narrowed

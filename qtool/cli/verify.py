@@ -7,8 +7,8 @@ import typer
 
 from qtool.cli import completing
 from qtool.cli.options import Against, Json, Threads
-from qtool.telling.printable import print_json
-from qtool.telling.sentences import count
+from qtool.messages.printable import print_json
+from qtool.messages.sentences import count
 
 if TYPE_CHECKING:
     from qtool.verification.finding import Finding, Verdict
@@ -56,7 +56,7 @@ def verify(
 
 def lines(verdict: "Verdict") -> list[str]:
     """For people: findings by check, the errors first, and a last line that sums up."""
-    from qtool.telling.printable import printable
+    from qtool.messages.printable import printable
 
     said = []
     for severity in ("error", "warning", "note"):

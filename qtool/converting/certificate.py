@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from qtool import __version__
 from qtool.artifacts.lost import ACTIVATIONS
 from qtool.converting.model import DTYPE_NAMES, Model
+from qtool.messages.sentences import count, verb
 from qtool.record import FILES, without_layers
-from qtool.telling.sentences import count, verb
 
 SCHEMA = 1
 CERTIFIED = "weights"  # what `exact` is about

@@ -49,9 +49,9 @@ from qtool.gguf.from_hf.source import hf_source
 from qtool.gguf.source import GgufSource, SourceTensor
 from qtool.gguf_mixtures.kinds import output_order
 from qtool.gguf_types import BlockType
+from qtool.messages.progress import Progress
+from qtool.messages.sentences import AGAIN
 from qtool.scheme import GroupQuant
-from qtool.telling.progress import Progress
-from qtool.telling.sentences import AGAIN
 
 _UNEQUAL = "is not as wide as all others that {} is made of"
 

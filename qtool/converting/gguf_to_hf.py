@@ -46,8 +46,8 @@ from qtool.gguf.to_hf.files import (
 )
 from qtool.gguf.to_hf.hf_tensor import HfTensor, put_back
 from qtool.gguf.to_hf.model import HfModel, hf_model
+from qtool.messages.progress import Progress
 from qtool.provenance.digests import add_digests
-from qtool.telling.progress import Progress
 from qtool.workspaces import program
 from qtool.workspaces.identity import file_facts
 from qtool.workspaces.journal import Journal

@@ -18,8 +18,8 @@ from qtool.formats import FORMATS, Options
 from qtool.formats.layer_names import is_head
 from qtool.formats.safetensors_file import FLOAT_DTYPES, TensorInfo, byte_size
 from qtool.formats.stored_codes import SCALE_DTYPES
+from qtool.messages.progress import Progress
 from qtool.scheme import Scheme
-from qtool.telling.progress import Progress
 
 NO_LAYOUT = Options("")
 

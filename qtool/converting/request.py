@@ -6,7 +6,7 @@ from pathlib import Path
 
 from qtool.converting.targets import Target
 from qtool.errors import UsageError
-from qtool.telling.progress import Progress
+from qtool.messages.progress import Progress
 from qtool.workspaces.replacing import Replace, replace_of
 
 DTYPES = ("float16", "bfloat16", "float32")

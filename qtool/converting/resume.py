@@ -22,7 +22,7 @@ from qtool.converting.request import Request
 from qtool.formats.gguf_writer import GgufWriter
 from qtool.formats.gguf_writer import Layout as GgufLayout
 from qtool.formats.safetensors_file import Layout, StreamWriter
-from qtool.telling.progress import Progress
+from qtool.messages.progress import Progress
 from qtool.workspaces import program
 from qtool.workspaces.differences import LAYOUT, SHARDS, differences
 from qtool.workspaces.identity import file_facts

@@ -25,9 +25,9 @@ from qtool.converting.resume import resumed
 from qtool.errors import SourceError, UnsupportedError
 from qtool.formats.gguf_file import GgufFile
 from qtool.gguf.from_gguf import gguf_source
+from qtool.messages.progress import Progress
 from qtool.provenance.digests import add_digests
 from qtool.record import FILE_NAME
-from qtool.telling.progress import Progress
 from qtool.verification.engines.view import view_of
 from qtool.workspaces.already import SAID, AlreadyMade
 from qtool.workspaces.leftovers import check_free

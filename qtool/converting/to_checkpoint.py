@@ -34,8 +34,8 @@ from qtool.formats.safetensors_file import (
     plan_shards,
     to_float32,
 )
+from qtool.messages.progress import Progress
 from qtool.planning.mlx import stacks
-from qtool.telling.progress import Progress
 from qtool.workspaces.journal import Journal
 
 

@@ -43,9 +43,9 @@ from qtool.gguf.source import QUANTIZATION_VERSION, GgufSource
 from qtool.gguf_mixtures.kinds import stored_shape
 from qtool.gguf_mixtures.table import MOSTLY_NVFP4
 from qtool.gguf_types import BlockType
+from qtool.messages.progress import Progress
 from qtool.runs.gguf_request import unlike_gguf
 from qtool.scheme import GroupQuant
-from qtool.telling.progress import Progress
 from qtool.workspaces.journal import Journal
 
 FILE_TYPES = {Q4_0: 2, Q4_1: 3, Q8_0: 7, MXFP4: 38, NVFP4: MOSTLY_NVFP4}  # general.file_type

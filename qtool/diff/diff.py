@@ -21,7 +21,7 @@ import numpy as np
 from qtool.diff.gguf import GgufSide, RenamedSide, open_sides
 from qtool.diff.sides import Item, Side, rows_of
 from qtool.errors import UnsupportedError
-from qtool.telling.progress import Progress
+from qtool.messages.progress import Progress
 
 _AT_ONCE = 1 << 20  # numbers, or bytes, of each side
 # What differs, the worst first.

@@ -23,9 +23,9 @@ from qtool.artifacts.expert_stack import ExpertStack
 from qtool.dequantize import dequantize
 from qtool.errors import QtoolError, UnsupportedError
 from qtool.formats import safetensors_file as st
+from qtool.messages.printable import sayable
 from qtool.record import without_layers
 from qtool.scheme import GroupQuant, Scheme
-from qtool.telling.printable import sayable
 
 _MAX_DIGESTED = 64_000_000  # bytes of a file beside the weights
 

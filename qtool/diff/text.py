@@ -8,9 +8,9 @@ from typing import Any
 
 from qtool.diff.diff import ABSENT, Diff, TensorDifference
 from qtool.diff.sides import CheckpointSide, Item
-from qtool.telling.printable import in_json, printable
-from qtool.telling.sentences import count, verb
-from qtool.telling.table import Table
+from qtool.messages.printable import in_json, printable
+from qtool.messages.sentences import count, verb
+from qtool.messages.table import Table
 
 MOST = 30  # rows of a table unless all are asked for
 _SAID = {

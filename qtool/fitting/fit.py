@@ -18,12 +18,12 @@ from qtool.fitting.costs import Costs
 from qtool.fitting.request import FitRequest, Fitted, check_files, fitted_of, recorded
 from qtool.fitting.ways import Ways
 from qtool.formats.safetensors_header import TensorInfo
+from qtool.messages.progress import Progress
+from qtool.messages.summary import peak_rss_bytes
 from qtool.planning.fitting import memory
 from qtool.provenance.record import environment
 from qtool.recipe.file import Precision, said_of
 from qtool.recipe.gguf import GgufRecipe
-from qtool.telling.progress import Progress
-from qtool.telling.summary import peak_rss_bytes
 from qtool.workspaces import program
 from qtool.workspaces.already import SAID, AlreadyMade
 from qtool.workspaces.differences import DEVICE

@@ -14,8 +14,8 @@ from typing import Any
 
 from qtool.fitting.ways import Losses, Ways
 from qtool.gradients.sensitivity import Sensitivities
+from qtool.messages.progress import Progress
 from qtool.streaming.workers import Workers
-from qtool.telling.progress import Progress
 from qtool.workspaces.workspace import Workspace
 
 Lost = Mapping[str, float | None]

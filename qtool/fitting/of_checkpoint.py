@@ -23,6 +23,7 @@ from qtool.fitting.ways import Made, Ways, said_by
 from qtool.formats.safetensors_file import to_float32
 from qtool.gradients.sampled import by_weight, checked, pieces
 from qtool.gradients.sensitivity import Sensitivities, Sensitivity
+from qtool.messages.progress import Progress
 from qtool.methods import rtn
 from qtool.planned import Planned
 from qtool.planning.experts import as_quantized
@@ -34,7 +35,6 @@ from qtool.planning.shapes import shapes_of
 from qtool.quality.weights import runnable
 from qtool.recipe.recipe import Recipe, parse
 from qtool.streaming.workers import Workers
-from qtool.telling.progress import Progress
 from qtool.texts.calibration import calibration_tokens
 
 _MIXED = ("gptq", "compressed-tensors", "mlx")  # formats whose matrices may differ in bits

@@ -26,6 +26,7 @@ from qtool.gguf.to_hf.weights import gguf_weights
 from qtool.gguf_mixtures.kinds import EMBEDDING_OF_TOKENS, EMBEDDINGS, HEAD, layer_of, model_facts
 from qtool.gguf_types import FLOATS, BlockType
 from qtool.gradients.sensitivity import Sensitivities
+from qtool.messages.progress import Progress
 from qtool.planning.fitting import Fitting, passing
 from qtool.planning.gguf.estimate import shapes_of
 from qtool.planning.gguf.plan import make_gguf_plan
@@ -36,7 +37,6 @@ from qtool.recipe.gguf import GgufRecipe
 from qtool.recipe.recipe import parse
 from qtool.streaming.weights import Weights
 from qtool.streaming.workers import Workers
-from qtool.telling.progress import Progress
 from qtool.texts.calibration import calibration_tokens
 
 _RECORD = 1024  # bytes at most that a file tells of what it was calibrated on

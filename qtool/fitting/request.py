@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from qtool.cuda.device import Device
     from qtool.fitting.allocate import Candidate
     from qtool.fitting.ways import Made
+    from qtool.messages.progress import Progress
     from qtool.planning.budget import Memory
-    from qtool.telling.progress import Progress
 
 BITS = (0.1, 32)  # a weight, that may be asked for
 SAMPLES = 16  # of the text, unless more are asked for

@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool.gradients.sensitivity import Sensitivities
+from qtool.messages.progress import Progress
 from qtool.planning.fitting import Fitting
 from qtool.streaming.weights import Weights
 from qtool.streaming.workers import Workers
-from qtool.telling.progress import Progress
 
 # By unit, then by choice, in nats a token; None where a choice cannot hold the unit.
 Losses = Mapping[str, Mapping[str, float | None]]

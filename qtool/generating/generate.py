@@ -10,9 +10,9 @@ import torch
 from qtool.cuda.device import Device
 from qtool.errors import SourceError, UsageError
 from qtool.generating.ready import check_positions, ends, ready, rows_of
+from qtool.messages.progress import Progress
 from qtool.quality.weights import open_weights, say_damaged_record
 from qtool.streaming.skeleton import Skeleton
-from qtool.telling.progress import Progress
 from qtool.texts.tokenizing import text_after, tokenize
 
 

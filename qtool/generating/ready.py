@@ -22,6 +22,7 @@ from qtool.cuda.device import Device
 from qtool.errors import UnsupportedError, UsageError
 from qtool.generating.packed_matmul import InFloat32, Key, Matmuls, Matrix, key, matrix
 from qtool.memory import memory
+from qtool.messages.progress import Progress
 from qtool.quality.engine_inputs import activations
 from qtool.quality.reading import OnDevice, reading_onto
 from qtool.streaming.joined_rows import Joined, RowsOf
@@ -29,7 +30,6 @@ from qtool.streaming.meta_model import tensors_of
 from qtool.streaming.reading import OnHost
 from qtool.streaming.skeleton import Skeleton, move, read_parameter
 from qtool.streaming.weights import Weights
-from qtool.telling.progress import Progress
 
 
 @dataclass(frozen=True)

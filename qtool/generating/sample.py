@@ -29,11 +29,11 @@ from qtool.cuda.device import Device
 from qtool.errors import SourceError
 from qtool.formats import safetensors_file as st
 from qtool.generating.ready import Ready, check_positions, ready, rows_of
+from qtool.messages.progress import Progress
 from qtool.provenance.record import environment
 from qtool.quality.weights import open_weights
 from qtool.streaming.skeleton import Skeleton
 from qtool.streaming.weights import Weights
-from qtool.telling.progress import Progress
 from qtool.texts.tokenizing import decoder, tokenized
 from qtool.workspaces import program
 from qtool.workspaces.already import SAID, AlreadyMade

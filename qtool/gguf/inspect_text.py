@@ -11,10 +11,10 @@ from qtool.formats.gguf_header import TensorInfo
 from qtool.formats.gguf_values import Kind, Value
 from qtool.gguf.inspect import GgufInspection, plain
 from qtool.inspecting.histogram import scale_lines
+from qtool.messages.numbered import Parts, numbers_at, parts_of, ranges
+from qtool.messages.printable import printable
+from qtool.messages.table import Table
 from qtool.record import CALIBRATION, calibrated_on, made_by
-from qtool.telling.numbered import Parts, numbers_at, parts_of, ranges
-from qtool.telling.printable import printable
-from qtool.telling.table import Table
 
 # What follows "<architecture>." in keys, and how a summary says it.
 _FACTS = (

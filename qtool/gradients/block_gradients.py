@@ -24,12 +24,12 @@ from qtool.errors import NoGradientError, QtoolError, SourceError, UnsupportedEr
 from qtool.gradients import measure as gradients
 from qtool.gradients.kept import drop_passed
 from qtool.gradients.passing import Passing
+from qtool.messages.progress import Progress
 from qtool.planning.shapes import whole_batches
 from qtool.recipe.file import Precision
 from qtool.streaming.finite import NotFiniteError
 from qtool.streaming.skeleton import MICRO_BATCH_TOKENS, Skeleton
 from qtool.streaming.workers import Workers
-from qtool.telling.progress import Progress
 from qtool.workspaces.journal import Journal
 from qtool.workspaces.workspace import Workspace
 

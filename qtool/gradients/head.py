@@ -17,12 +17,12 @@ from qtool.errors import SourceError
 from qtool.gradients.passing import Passing
 from qtool.gradients.sensitivity import Sensitivity
 from qtool.gradients.sums import Seen, add, observed
+from qtool.messages.progress import Progress
 from qtool.planning.fitting import LOGITS
 from qtool.streaming.linears import Matrix, WeightIndex
 from qtool.streaming.skeleton import Skeleton
 from qtool.streaming.stream import Stream
 from qtool.streaming.workers import Workers
-from qtool.telling.progress import Progress
 
 _HEAD = Matrix("weight", None)
 

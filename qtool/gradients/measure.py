@@ -42,6 +42,7 @@ from qtool.gradients.passing import Passing
 from qtool.gradients.sensitivity import Sensitivities, Sensitivity, joined
 from qtool.gradients.sensitivity_file import Named
 from qtool.gradients.sums import Seen, Sums, add, observed
+from qtool.messages.progress import Progress
 from qtool.planning.fitting import TOGETHER
 from qtool.recipe.file import Precision
 from qtool.streaming.allocator import give_back
@@ -52,7 +53,6 @@ from qtool.streaming.precision import matmuls_in
 from qtool.streaming.skeleton import Skeleton
 from qtool.streaming.stream import LoadedBlock, Stream
 from qtool.streaming.workers import Workers
-from qtool.telling.progress import Progress
 from qtool.workspaces.workspace import Workspace
 
 HEAD = ""  # the name of the head's matrix, which may be the embedding's, too

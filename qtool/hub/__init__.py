@@ -22,7 +22,7 @@ import qtool
 from qtool.errors import SourceError, UnsupportedError, UsageError
 
 if TYPE_CHECKING:
-    from qtool.telling.progress import Progress
+    from qtool.messages.progress import Progress
 
 
 @dataclass(frozen=True)

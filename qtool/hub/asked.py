@@ -10,7 +10,7 @@ from qtool.errors import SourceError, UnsupportedError
 from qtool.hub import ALIASES, PICKLES, TINY, HubModel, parse, parse_quantized, tiny_folder
 from qtool.hub.listing import HubFile
 from qtool.hub.snapshot import Selection, Snapshot, fetch
-from qtool.telling.progress import Progress
+from qtool.messages.progress import Progress
 
 
 def asked(model: str, include: Sequence[str], progress: Progress) -> Snapshot:

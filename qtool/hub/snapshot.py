@@ -22,7 +22,7 @@ from qtool.hub import UNWANTED, WANTED, HubModel, unusable
 from qtool.hub.failures import explained, first_line, no_room, status_of, transport_errors
 from qtool.hub.listing import COMMIT, HubFile, Listing, Memory, ask, named_by_digest
 from qtool.hub.transfer import Place, StoppedError, is_as_stated, transfer
-from qtool.telling.progress import Progress
+from qtool.messages.progress import Progress
 
 _WEIGHTS = (".safetensors", ".gguf")
 _AT_ONCE = 4  # files

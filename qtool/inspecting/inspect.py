@@ -19,10 +19,10 @@ from qtool.errors import FormatError
 from qtool.formats import gptq_zeros
 from qtool.formats.safetensors_header import parse_json
 from qtool.inspecting.tensor_detail import row_of
+from qtool.messages.numbered import Parts, by_kind, numbers_at, parts_of, ranges
+from qtool.messages.printable import in_json, printable, sayable
 from qtool.record import calibrated_on, is_statistics, made_by, without_layers
 from qtool.scheme import Scheme
-from qtool.telling.numbered import Parts, by_kind, numbers_at, parts_of, ranges
-from qtool.telling.printable import in_json, printable, sayable
 
 _INPUTS = ("activations", "kv_cache")  # what a recipe does beside rounding weights
 

@@ -10,8 +10,8 @@ from qtool.artifacts.entry import Entry
 from qtool.formats.layer_names import experts_of
 from qtool.formats.safetensors_file import FLOAT_DTYPES
 from qtool.inspecting.histogram import finite_or_none, of_scales, of_values, scale_lines
+from qtool.messages.printable import printable
 from qtool.scheme import GroupQuant, Scheme
-from qtool.telling.printable import printable
 
 if TYPE_CHECKING:
     import numpy as np

@@ -6,10 +6,10 @@ from qtool.checkpoints.gguf_models import is_gguf
 from qtool.matrix.asked import Asked
 from qtool.matrix.cells import Cell
 from qtool.matrix.shared import Measured
+from qtool.messages.progress import Progress
+from qtool.messages.summary import Summary
 from qtool.recipe.gguf import GgufRecipe
 from qtool.recipe.recipe import Recipe
-from qtool.telling.progress import Progress
-from qtool.telling.summary import Summary
 
 
 def make(

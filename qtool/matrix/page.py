@@ -17,11 +17,11 @@ from qtool import __version__
 from qtool.checkpoints.checkpoint import hash_file
 from qtool.matrix.cells import Cell
 from qtool.matrix.state import REPORT, Entry, State
+from qtool.messages.progress import Progress
 from qtool.provenance.record import with_gpu
 from qtool.report.facts import Quality
 from qtool.report.gather import Request, gather
 from qtool.report.page import page
-from qtool.telling.progress import Progress
 from qtool.workspaces.naming import path_beside
 
 if TYPE_CHECKING:

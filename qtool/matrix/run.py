@@ -29,11 +29,11 @@ from qtool.matrix.asked import Asked, Matrix
 from qtool.matrix.cells import Cell, cells, passes
 from qtool.matrix.making import make
 from qtool.matrix.state import GPU, Entry, State
+from qtool.messages.progress import Progress
+from qtool.messages.summary import peak_rss_bytes
 from qtool.provenance import statement
 from qtool.recipe.recipe import Recipe
 from qtool.streaming.allocator import give_back
-from qtool.telling.progress import Progress
-from qtool.telling.summary import peak_rss_bytes
 from qtool.workspaces.differences import PRECISION
 from qtool.workspaces.naming import path_beside
 from qtool.workspaces.workspace import may_pass

@@ -22,9 +22,9 @@ from qtool.cuda.device import Device
 from qtool.errors import QtoolError, UnsupportedError
 from qtool.gguf.importance.imatrix import read_importance
 from qtool.matrix.cells import Cell
+from qtool.messages.progress import Progress
 from qtool.recipe.gguf import GgufRecipe
 from qtool.recipe.recipe import Calibration, Recipe
-from qtool.telling.progress import Progress
 from qtool.texts.calibration import calibration_tokens
 from qtool.texts.chats import Chat
 from qtool.texts.mixture import mixture

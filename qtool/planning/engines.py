@@ -12,10 +12,10 @@ from typing import Any
 from qtool.checkpoints.structure import expert_of
 from qtool.formats import FORMATS
 from qtool.formats.facts import Facts
+from qtool.messages.sentences import count, verb
 from qtool.planned import Planned
 from qtool.planning.fit import format_options
 from qtool.recipe.recipe import Recipe
-from qtool.telling.sentences import count, verb
 from qtool.verification.engines.head import length_refused
 from qtool.verification.engines.kernels import MARLIN_IN, MARLIN_OUT, fits_marlin
 from qtool.verification.engines.local import instead_for_experts

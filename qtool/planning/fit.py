@@ -18,11 +18,11 @@ from qtool.errors import FormatError, UnsupportedError
 from qtool.formats import FORMATS
 from qtool.formats.facts import Options
 from qtool.formats.safetensors_file import TensorInfo
+from qtool.messages.remarks import NOTE
+from qtool.messages.sentences import count
 from qtool.planning import heads
 from qtool.recipe.recipe import Recipe, patched
 from qtool.scheme import UNROUNDED, Action, Dense, Scheme
-from qtool.telling.remarks import NOTE
-from qtool.telling.sentences import count
 
 SMALLEST_GROUP = 32  # what `indivisible: smaller-group` goes down to; engines load no smaller one
 

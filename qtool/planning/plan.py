@@ -21,6 +21,7 @@ from qtool.formats import FORMATS
 from qtool.formats.dtypes import byte_size, written_dtype
 from qtool.formats.facts import Options
 from qtool.formats.safetensors_file import Layout, TensorInfo, TensorSpec, plan_shards
+from qtool.messages.remarks import told_apart
 from qtool.native.library import default_threads
 from qtool.planned import Planned
 from qtool.planning import (
@@ -43,7 +44,6 @@ from qtool.planning.mlx import stacks
 from qtool.recipe.recipe import Recipe
 from qtool.scheme import UNROUNDED, Action, Dense, Dropped, Scheme
 from qtool.streaming.weights import is_view
-from qtool.telling.remarks import told_apart
 
 __all__ = ["BlockStack", "Plan", "format_options", "make_plan"]
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from qtool.gguf.planned import PlannedTensor
+from qtool.messages.numbered import Parts, parts_of, ranges
 from qtool.planned import Planned
 from qtool.scheme import Dropped
-from qtool.telling.numbered import Parts, parts_of, ranges
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from qtool.telling.summary import ExpertReport, LayerReport, OutlierReport, TunedReport
+from qtool.messages.summary import ExpertReport, LayerReport, OutlierReport, TunedReport
 
 
 @dataclass(frozen=True)

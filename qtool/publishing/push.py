@@ -24,8 +24,8 @@ from qtool.hub.answers import shown
 from qtool.hub.failures import explained, first_line, transport_errors
 from qtool.hub.listing import HubFile, Listing, ask
 from qtool.hub.transfer import hasher, is_as_stated
+from qtool.messages.progress import Progress
 from qtool.publishing.upload import CARD, Upload, prepared
-from qtool.telling.progress import Progress
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ from qtool.gguf.importance.measured import bos_of, first_token
 from qtool.gguf.open import open_source
 from qtool.gguf.tokenizer.keys import tokenizer_metadata
 from qtool.hub import is_hub_id
+from qtool.messages.progress import Progress
 from qtool.quality import metrics
 from qtool.quality.engine_inputs import activations
 from qtool.quality.forward import Forward, forward
@@ -39,7 +40,6 @@ from qtool.quality.rounded_inputs import Activations
 from qtool.quality.weights import open_weights, say_damaged_record
 from qtool.streaming.skeleton import Skeleton
 from qtool.streaming.weights import Weights
-from qtool.telling.progress import Progress
 from qtool.texts.datasets import named
 from qtool.texts.encoding import filled
 from qtool.texts.source import read_text

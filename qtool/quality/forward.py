@@ -25,6 +25,7 @@ from qtool.calibrating.placed import Calls, ahead, passed
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.cuda.device import Device
 from qtool.errors import SourceError
+from qtool.messages.progress import Progress
 from qtool.quality.reading import reading_onto
 from qtool.quality.rounded_inputs import Activations
 from qtool.streaming.reading import Reading
@@ -32,7 +33,6 @@ from qtool.streaming.skeleton import MICRO_BATCH_TOKENS, Skeleton
 from qtool.streaming.stream import LoadedBlock, Stream
 from qtool.streaming.weights import Weights
 from qtool.streaming.workers import Workers
-from qtool.telling.progress import Progress
 
 Logits = Callable[[torch.Tensor], torch.Tensor]
 _CACHE_FORMAT = "2"

@@ -29,8 +29,8 @@ import torch
 from numpy.typing import NDArray
 
 from qtool.errors import SourceError
+from qtool.messages.progress import Progress
 from qtool.quality.forward import Forward, Logits
-from qtool.telling.progress import Progress
 
 _AT_ONCE = 1 << 23  # logits of a model in memory
 _IN_DOUBLE = 1 << 20  # of these, in float64

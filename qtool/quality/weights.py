@@ -22,12 +22,12 @@ from qtool.dequantize import dequantize
 from qtool.errors import UnsupportedError
 from qtool.formats.safetensors_header import TensorInfo
 from qtool.gguf.open import open_source
+from qtool.messages.progress import Progress
 from qtool.quality.engine_rotations import online_of
 from qtool.record import record_in
 from qtool.scheme import GroupQuant, Scheme
 from qtool.streaming.online import Online
 from qtool.streaming.weights import Weights
-from qtool.telling.progress import Progress
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from qtool.gguf.importance.measured import Gathered, Squares, begin_with_bos, fi
 from qtool.gguf.open import open_source
 from qtool.gguf.source import GgufSource
 from qtool.gguf.to_hf.weights import gguf_weights
+from qtool.messages.progress import Progress
 from qtool.quantizing.named import (
     BESIDE,
     Measured,
@@ -47,7 +48,6 @@ from qtool.streaming.skeleton import Skeleton
 from qtool.streaming.stream import LoadedBlock
 from qtool.streaming.weights import Weights
 from qtool.streaming.workers import Workers
-from qtool.telling.progress import Progress
 from qtool.texts.calibration import Calibration, calibration_tokens
 from qtool.workspaces.already import SAID, AlreadyMade, seen
 from qtool.workspaces.workspace import Workspace

@@ -13,6 +13,9 @@ from qtool.cards import modelcard
 from qtool.checkpoints import padding
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.converting.source import opened
+from qtool.messages.progress import Progress
+from qtool.messages.remarks import line
+from qtool.messages.summary import Summary, of_cache, of_text, peak_rss_bytes
 from qtool.planning.engines import ROUNDED_SCALES
 from qtool.planning.experts import as_quantized
 from qtool.planning.notes import unread
@@ -28,9 +31,6 @@ from qtool.runs.sink import EngineRotations, Sink
 from qtool.runs.zeros import Zeros
 from qtool.scheme import Dropped
 from qtool.streaming.allocator import give_back
-from qtool.telling.progress import Progress
-from qtool.telling.remarks import line
-from qtool.telling.summary import Summary, of_cache, of_text, peak_rss_bytes
 from qtool.texts.calibration import check_length
 from qtool.workspaces.already import taking_up
 from qtool.workspaces.leftovers import check_free

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qtool.errors import SourceError, UnsupportedError
-from qtool.telling.remarks import told_apart
+from qtool.messages.remarks import told_apart
 
 if TYPE_CHECKING:
     from qtool.planning.gguf.planned import GgufPlan
@@ -191,7 +191,7 @@ def _of_gguf(asked: Asked, recipe: GgufRecipe) -> Foreseen:
 def _unusable(text: Calibration, named: str | None) -> str | None:
     """What a run will fail for: no plan looks at the text. SourceError where that is named on the
     command line, and of no use; a recipe's may be replaced."""
-    from qtool.telling.remarks import NOTE
+    from qtool.messages.remarks import NOTE
     from qtool.texts.mixture import check_source, mixture, too_few_bytes
     from qtool.texts.source import on_hub
 

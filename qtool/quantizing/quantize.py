@@ -13,10 +13,10 @@ from qtool.workspaces.naming import path_beside, stays_beside
 
 if TYPE_CHECKING:
     from qtool.cuda.staging import Places
+    from qtool.messages.progress import Progress
+    from qtool.messages.summary import Summary
     from qtool.recipe.gguf import GgufRecipe
     from qtool.recipe.recipe import Recipe
-    from qtool.telling.progress import Progress
-    from qtool.telling.summary import Summary
     from qtool.workspaces.naming import Stating
     from qtool.workspaces.replacing import Replace
 
@@ -221,8 +221,8 @@ def _stating(
     asked: Asked, source: Path, target: Path, progress: Progress, gpu: str | None = None
 ) -> Stating | None:
     """What states OUT.provenance.json, where it is asked for: of the inputs as they are now."""
+    from qtool.messages.summary import peak_rss_bytes
     from qtool.provenance import statement
-    from qtool.telling.summary import peak_rss_bytes
 
     there = path_beside(target)
     if not asked.provenance:

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from qtool.messages.progress import Progress
 from qtool.native.sums import checksum
 from qtool.planning.plan import Plan
 from qtool.runs.request import Request
-from qtool.telling.progress import Progress
 from qtool.transforms import rotate, rotation
 from qtool.transforms.residual import NotRotatableError
 from qtool.transforms.rotated import Rotated

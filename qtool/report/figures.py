@@ -1,7 +1,7 @@
 """How numbers are written: each with its unit, as many digits as mean something."""
 
+from qtool.messages.printable import size
 from qtool.report.facts import Quality
-from qtool.telling.printable import size
 
 __all__ = ["bits", "error", "how", "optional", "plural", "share", "size", "small", "with_spread"]
 

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 from qtool import __version__
 from qtool.errors import QtoolError, UsageError
+from qtool.messages.progress import Progress
+from qtool.messages.summary import OUTPUTS, WEIGHTS
 from qtool.report import again, measured
 from qtool.report.facts import (
     ArtifactFacts,
@@ -24,8 +26,6 @@ from qtool.report.facts import (
 from qtool.report.names import COMPONENTS, decoder_prefix, place
 from qtool.report.opened import Opened, Stored, open_artifact, stored_of
 from qtool.report.sample import NO_SAMPLE
-from qtool.telling.progress import Progress
-from qtool.telling.summary import OUTPUTS, WEIGHTS
 from qtool.verification.finding import LayerError, Verdict
 from qtool.verification.run import verify_artifact
 

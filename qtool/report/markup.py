@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from html import escape
 
-from qtool.telling.printable import printable
+from qtool.messages.printable import printable
 
 _VOID = frozenset({"br", "col", "hr", "meta"})
 

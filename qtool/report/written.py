@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from qtool.errors import ResumeError
+from qtool.messages.progress import Progress
 from qtool.report.facts import Report
 from qtool.report.gather import Request
 from qtool.report.page import page
-from qtool.telling.progress import Progress
 from qtool.workspaces import already, program
 from qtool.workspaces.already import SAID, AlreadyMade
 from qtool.workspaces.identity import file_facts

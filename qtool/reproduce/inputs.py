@@ -11,11 +11,11 @@ from qtool.checkpoints.fused_experts import all_apart
 from qtool.checkpoints.gguf_models import is_gguf
 from qtool.converting.source import opened
 from qtool.errors import SourceError, UnsupportedError
+from qtool.messages.progress import Progress
 from qtool.provenance.embedded import Embedded
 from qtool.provenance.statement import source_files
 from qtool.recipe.file import said_of
 from qtool.recipe.recipe import Calibration, Recipe, parse
-from qtool.telling.progress import Progress
 
 _FILE = "file"  # what a record calls a text of the user's
 

@@ -19,6 +19,7 @@ from qtool.checkpoints.gguf_models import is_gguf
 from qtool.diff.diff import Diff, diff
 from qtool.errors import QtoolError, SourceError, UnsupportedError
 from qtool.hub import public_name, resolve
+from qtool.messages.progress import Progress
 from qtool.provenance import record as provenance
 from qtool.provenance.embedded import Embedded, read
 from qtool.provenance.statement import subjects
@@ -26,7 +27,6 @@ from qtool.recipe.gguf import GgufRecipe
 from qtool.recipe.recipe import Recipe
 from qtool.reproduce import inputs
 from qtool.streaming.allocator import give_back
-from qtool.telling.progress import Progress
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from qtool import methods
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.dequantize import dequantize
+from qtool.messages.progress import Progress
+from qtool.messages.summary import WEIGHTS, LayerReport
 from qtool.methods import rtn
 from qtool.planned import Planned
 from qtool.planning.plan import Plan
@@ -24,8 +26,6 @@ from qtool.runs.request import Request
 from qtool.runs.sink import Sink, check_values
 from qtool.scheme import Dropped, Scheme
 from qtool.streaming.weights import is_view, rows_of
-from qtool.telling.progress import Progress
-from qtool.telling.summary import WEIGHTS, LayerReport
 from qtool.workspaces.journal import Journal
 
 

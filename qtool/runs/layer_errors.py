@@ -19,7 +19,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from qtool.errors import FormatError
-from qtool.telling.summary import LayerReport
+from qtool.messages.summary import LayerReport
 
 if TYPE_CHECKING:
     import numpy as np

@@ -12,13 +12,8 @@ from typing import Any
 
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.checkpoints.padding import in_view
-from qtool.planning.plan import Plan
-from qtool.provenance import record as provenance
-from qtool.provenance.outcome import Outcome
-from qtool.runs.request import Request
-from qtool.runs.sink import Sink
-from qtool.telling.progress import Progress
-from qtool.telling.summary import (
+from qtool.messages.progress import Progress
+from qtool.messages.summary import (
     OUTPUTS,
     WEIGHTS,
     ExpertReport,
@@ -26,6 +21,11 @@ from qtool.telling.summary import (
     OutlierReport,
     TunedReport,
 )
+from qtool.planning.plan import Plan
+from qtool.provenance import record as provenance
+from qtool.provenance.outcome import Outcome
+from qtool.runs.request import Request
+from qtool.runs.sink import Sink
 from qtool.workspaces import program
 from qtool.workspaces.differences import DEVICE, LAYOUT, SHARDS
 from qtool.workspaces.identity import file_facts

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from qtool.checkpoints.checkpoint import Checkpoint, View
 from qtool.checkpoints.holes import may_have_zeros, said_blank
 from qtool.checkpoints.padding import asked_in, may_be_padded
+from qtool.messages.sentences import FETCH, count, some
 from qtool.scheme import GroupQuant, Scheme
-from qtool.telling.sentences import FETCH, count, some
 
 
 class Zeros:

@@ -21,8 +21,8 @@ from functools import cache
 import torch
 
 from qtool.cuda.device import Device
+from qtool.messages.progress import Progress
 from qtool.recipe.file import Precision
-from qtool.telling.progress import Progress
 from qtool.workspaces.differences import PRECISION
 from qtool.workspaces.workspace import Workspace
 

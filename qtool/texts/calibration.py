@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from qtool.checkpoints.structure import text_config
 from qtool.errors import SourceError
 from qtool.formats import safetensors_file as st
+from qtool.messages.progress import Progress
 from qtool.recipe.file import Precision, said_of
-from qtool.telling.progress import Progress
 from qtool.texts.chats import Chat, render
 from qtool.texts.mixture import TooShortError, interleaved, mixture
 from qtool.texts.source import TOPICS, Piece, Texts, load_text, most_read

@@ -30,10 +30,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from qtool.messages.progress import Progress
 from qtool.recipe.weights import Activations
 from qtool.scheme import Scheme
 from qtool.streaming.single_thread import single_thread
-from qtool.telling.progress import Progress
 from qtool.transforms import rotation as rotations
 from qtool.transforms.learned_inputs import Inputs
 from qtool.transforms.learned_rows import HeadRows, Rows, gather, head_rows

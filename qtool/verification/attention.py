@@ -8,8 +8,8 @@ import numpy as np
 from qtool.artifacts.cache_scales import key_heads
 from qtool.artifacts.stored_config import quantization_config
 from qtool.checkpoints.structure import OTHER_TOWERS
-from qtool.telling.sentences import count as counted
-from qtool.telling.sentences import some, verb
+from qtool.messages.sentences import count as counted
+from qtool.messages.sentences import some, verb
 from qtool.verification.finding import Finding
 from qtool.verification.subject import Subject
 

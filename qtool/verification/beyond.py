@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 
 from qtool.checkpoints import structure
 from qtool.formats.layer_names import number_of
-from qtool.telling.sentences import count as counted
-from qtool.telling.sentences import some
+from qtool.messages.sentences import count as counted
+from qtool.messages.sentences import some
 from qtool.verification.finding import Finding
 from qtool.verification.subject import Subject
 from qtool.verification.tensor_names import MTP_SETTINGS

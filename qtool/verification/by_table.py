@@ -18,8 +18,8 @@ from qtool.gguf.architectures.modules import HEADS, Module, spelled
 from qtool.gguf.architectures.shapes import checkpoint_shape
 from qtool.gguf.from_hf.expert_rows import BLOCKS, SCALES
 from qtool.gguf_mixtures.kinds import stored_shape
-from qtool.telling.sentences import AGAIN, some
-from qtool.telling.sentences import count as counted
+from qtool.messages.sentences import AGAIN, some
+from qtool.messages.sentences import count as counted
 from qtool.verification.finding import Finding, of_error
 from qtool.verification.subject import Subject
 from qtool.verification.tensor_names import BUFFERS, of_attention, packed_part

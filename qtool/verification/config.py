@@ -15,10 +15,10 @@ from qtool.formats import mlx
 from qtool.formats.facts import first
 from qtool.formats.gptq_dynamic import entry_for, overridden
 from qtool.formats.safetensors_header import read_json
+from qtool.messages.printable import in_json
+from qtool.messages.sentences import count as counted
+from qtool.messages.sentences import some
 from qtool.scheme import Scheme
-from qtool.telling.printable import in_json
-from qtool.telling.sentences import count as counted
-from qtool.telling.sentences import some
 from qtool.verification.finding import Finding, of_setting
 from qtool.verification.subject import Subject
 

@@ -11,7 +11,7 @@ from qtool.checkpoints.holes import EMPTY, is_bias, said_torn, torn, zero_stretc
 from qtool.checkpoints.roles import outside_reason
 from qtool.formats import mxfp4_experts
 from qtool.formats.safetensors_header import TensorInfo
-from qtool.telling.sentences import AGAIN, FETCH
+from qtool.messages.sentences import AGAIN, FETCH
 from qtool.verification.finding import Finding, Severity
 from qtool.verification.subject import Subject
 from qtool.verification.tokens import tokens_of

@@ -14,8 +14,8 @@ from qtool.formats.compressed_tensors_config import is_class, named
 from qtool.formats.gptq_dynamic import entry_for, negative
 from qtool.formats.layer_names import experts_of, is_head
 from qtool.formats.patterns import any_of, matches
-from qtool.telling.sentences import count as counted
-from qtool.telling.sentences import some
+from qtool.messages.sentences import count as counted
+from qtool.messages.sentences import some
 from qtool.verification import skip_lists
 from qtool.verification.finding import Finding, of_listed
 from qtool.verification.skip_lists import CHECK, GROUPS

@@ -10,8 +10,8 @@ from pathlib import Path
 from qtool.errors import QtoolError
 from qtool.formats import safetensors_file as st
 from qtool.formats.safetensors_header import TensorInfo
-from qtool.telling.sentences import count as counted
-from qtool.telling.sentences import some
+from qtool.messages.sentences import count as counted
+from qtool.messages.sentences import some
 from qtool.verification.finding import Finding
 
 CHECK = "files"

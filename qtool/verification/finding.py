@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from qtool.errors import FormatError, QtoolError, SettingError
-from qtool.telling.sentences import count
+from qtool.messages.sentences import count
 
 _BY_DIGEST = {"digests", "statement"}  # checks that compare bytes
 Severity = Literal["error", "warning", "note"]

@@ -9,8 +9,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
 from qtool.checkpoints.structure import fused_key
-from qtool.telling.sentences import count as counted
-from qtool.telling.sentences import some
+from qtool.messages.sentences import count as counted
+from qtool.messages.sentences import some
 from qtool.verification.finding import Finding
 from qtool.verification.subject import Subject
 

@@ -14,10 +14,10 @@ from typing import Any
 from qtool.artifacts.artifact import Artifact
 from qtool.artifacts.stored_config import quantization_config
 from qtool.errors import QtoolError
+from qtool.messages.printable import in_json
+from qtool.messages.sentences import AGAIN, some
+from qtool.messages.sentences import count as counted
 from qtool.scheme import Scheme
-from qtool.telling.printable import in_json
-from qtool.telling.sentences import AGAIN, some
-from qtool.telling.sentences import count as counted
 from qtool.verification.by_table import other_shapes, row_of
 from qtool.verification.finding import Finding, of_setting
 from qtool.verification.subject import Subject, module_of, subject_of

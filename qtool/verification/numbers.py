@@ -12,9 +12,9 @@ from qtool.artifacts.artifact import Artifact
 from qtool.artifacts.stored_config import quantization_config
 from qtool.checkpoints.holes import said_blank
 from qtool.checkpoints.padding import asked_in, may_be_padded
+from qtool.messages.sentences import AGAIN, some, verb
+from qtool.messages.sentences import count as counted
 from qtool.scheme import Scheme
-from qtool.telling.sentences import AGAIN, some, verb
-from qtool.telling.sentences import count as counted
 from qtool.verification.finding import Finding
 from qtool.verification.matrix import Measured
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from qtool.artifacts.stored_config import quantization_config
 from qtool.formats import mlx
-from qtool.telling.printable import in_json
+from qtool.messages.printable import in_json
 from qtool.verification.finding import Finding, of_setting
 from qtool.verification.subject import Subject
 

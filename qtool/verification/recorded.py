@@ -8,7 +8,7 @@ from typing import Any
 
 from qtool.artifacts.stored_config import quantization_config
 from qtool.formats.compressed_tensors_config import cache_config, inputs_config
-from qtool.telling.printable import in_json
+from qtool.messages.printable import in_json
 from qtool.verification.config import conversions
 from qtool.verification.finding import Finding
 from qtool.verification.subject import Subject

@@ -16,12 +16,12 @@ from qtool.checkpoints.fused_experts import apart_as
 from qtool.checkpoints.gguf_models import is_gguf
 from qtool.checkpoints.padding import asked_in, in_view, not_compared, padded_as
 from qtool.errors import QtoolError, SourceError
+from qtool.messages.progress import Progress
 from qtool.native.library import default_threads
 from qtool.record import is_statistics
 from qtool.scheme import GroupQuant, Scheme
 from qtool.streaming.in_order import in_order
 from qtool.streaming.weights import rows_of
-from qtool.telling.progress import Progress
 from qtool.verification import (
     attention,
     classes,

@@ -15,9 +15,9 @@ from qtool.checkpoints.decoder_names import is_alone
 from qtool.checkpoints.gguf_models import is_gguf
 from qtool.gguf.architectures.mtp import MTP
 from qtool.gguf.tokenizer.hf_json import TOKENIZER, read_object
+from qtool.messages.sentences import count as counted
+from qtool.messages.sentences import some
 from qtool.streaming.weights import Weights
-from qtool.telling.sentences import count as counted
-from qtool.telling.sentences import some
 from qtool.verification.as_read import as_read
 from qtool.verification.classes import ALIKE
 from qtool.verification.finding import Finding

@@ -11,10 +11,10 @@ from typing import Any
 from qtool.artifacts.stored_config import quantization_config
 from qtool.formats.compressed_tensors_config import chosen_group, is_class
 from qtool.formats.facts import names_of
+from qtool.messages.printable import in_json
+from qtool.messages.sentences import count as counted
+from qtool.messages.sentences import some
 from qtool.scheme import Scheme
-from qtool.telling.printable import in_json
-from qtool.telling.sentences import count as counted
-from qtool.telling.sentences import some
 from qtool.verification.config import conversions
 from qtool.verification.finding import Finding
 from qtool.verification.subject import Subject

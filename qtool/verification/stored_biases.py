@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 from qtool.checkpoints.structure import OTHER_TOWERS, text_config
 from qtool.formats.dtypes import FLOAT_DTYPES
-from qtool.telling.sentences import count as counted
-from qtool.telling.sentences import some
+from qtool.messages.sentences import count as counted
+from qtool.messages.sentences import some
 from qtool.verification.finding import Finding
 from qtool.verification.subject import Subject
 

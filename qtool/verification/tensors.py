@@ -18,8 +18,8 @@ from qtool.formats.dtypes import FLOAT_DTYPES
 from qtool.formats.layer_names import experts_of, number_of
 from qtool.formats.mxfp4_experts import misnamed
 from qtool.gguf.architectures import TABLE
-from qtool.telling.sentences import AGAIN, some, verb
-from qtool.telling.sentences import count as counted
+from qtool.messages.sentences import AGAIN, some, verb
+from qtool.messages.sentences import count as counted
 from qtool.verification.beyond import check_beyond
 from qtool.verification.by_table import (
     check_by_table,

@@ -8,7 +8,7 @@ from qtool.checkpoints import structure
 from qtool.checkpoints.roles import outside_reason
 from qtool.errors import QtoolError
 from qtool.gguf.tokenizer.hf_json import CONFIG, TOKENIZER, read_object
-from qtool.telling.sentences import count
+from qtool.messages.sentences import count
 from qtool.verification.finding import Finding, of_setting
 from qtool.verification.subject import Subject
 

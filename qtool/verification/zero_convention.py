@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from qtool.artifacts.artifact import Artifact
-from qtool.telling.sentences import AGAIN, some
+from qtool.messages.sentences import AGAIN, some
 from qtool.verification.finding import Finding
 from qtool.verification.matrix import Measured
 

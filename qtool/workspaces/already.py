@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from qtool.errors import SourceError
-from qtool.telling.summary import Summary, peak_rss_bytes, summary_of
+from qtool.messages.summary import Summary, peak_rss_bytes, summary_of
 from qtool.workspaces.differences import HEADER, PRECISION, AnotherRun
 from qtool.workspaces.identity import file_facts
 from qtool.workspaces.lock import ENDED, ended_beside, is_ended
 
 if TYPE_CHECKING:
-    from qtool.telling.progress import Progress
+    from qtool.messages.progress import Progress
 
 _FOLLOW = {HEADER, PRECISION}  # from other facts, and known after work alone
 SAID = (

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from qtool.messages.progress import Progress
 from qtool.native.library import default_threads
 from qtool.quality import metrics
 from qtool.quality.engine_inputs import activations
@@ -21,7 +22,6 @@ from qtool.quality.evaluate import size_of
 from qtool.quality.forward import Forward, forward
 from qtool.quality.weights import open_weights
 from qtool.streaming.skeleton import Skeleton
-from qtool.telling.progress import Progress
 from qtool.texts.source import read_text
 from qtool.texts.tokenizing import tokenized
 

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from qtool.cli.main import app
 from qtool.errors import SourceError, UnsupportedError
 from qtool.hub import tiny_folder
-from qtool.telling.progress import Progress
+from qtool.messages.progress import Progress
 from qtool.texts import calibration, stored, tokenizing
 from qtool.texts.calibration import calibration_tokens, chunks
 from qtool.texts.source import default_text, load_text

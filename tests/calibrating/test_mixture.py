@@ -14,9 +14,9 @@ from qtool.cli.main import app
 from qtool.errors import SourceError
 from qtool.hub import tiny_folder
 from qtool.matrix.shared import text_digest
+from qtool.messages.progress import Progress
 from qtool.planning.shapes import text_bytes
 from qtool.recipe.recipe import Calibration
-from qtool.telling.progress import Progress
 from qtool.texts import calibration
 from qtool.texts.calibration import calibration_tokens
 from qtool.texts.mixture import Mixture, Part, check_source, mixture

@@ -20,11 +20,11 @@ from qtool.errors import QtoolError, SourceError, UnsupportedError, UsageError
 from qtool.generating import sample as module
 from qtool.generating.sample import Sampling, _draws, chosen
 from qtool.hub import tiny_folder
+from qtool.messages.progress import Progress
 from qtool.quality.engine_inputs import activations
 from qtool.quality.forward import forward
 from qtool.quality.weights import open_weights
 from qtool.streaming.skeleton import Skeleton
-from qtool.telling.progress import Progress
 from qtool.texts.source import load_text
 from qtool.texts.tokenizing import decoder, tokenize
 from support.cuda.cuda_device import device, emulator

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from qtool.cli.tables import print_table
-from qtool.telling.table import Table
+from qtool.messages.table import Table
 
 NAME = "out/of/a/long/path/w4g128-awq-gptq"
 FIGURES = ("230,836,264", "38.061", "0.08301", "0.00682", "0.7748", "83.94%", "*")

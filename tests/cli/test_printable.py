@@ -3,7 +3,7 @@
 import pytest
 
 from qtool.cli.eval import _interval
-from qtool.telling.printable import size
+from qtool.messages.printable import size
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from qtool.diff.diff import diff
 from qtool.errors import FormatError
 from qtool.formats import safetensors_writer
 from qtool.formats.safetensors_file import StreamWriter
-from qtool.telling.progress import Progress
+from qtool.messages.progress import Progress
 from qtool.verification.run import verify_artifact
 from support.converting import converting
 from support.converting.killed_conversions import killed, steps

@@ -16,12 +16,12 @@ from qtool.errors import QtoolError, UnsupportedError
 from qtool.gguf.from_hf import source as from_hf
 from qtool.gguf.to_hf import files
 from qtool.gguf_types import BlockType
+from qtool.messages.progress import Progress
 from qtool.quantizing.gguf.quantize import run_gguf
 from qtool.recipe.gguf import GgufRecipe
 from qtool.recipe.recipe import load
 from qtool.runs.gguf_request import GgufRequest
 from qtool.scheme import GroupQuant, Scheme
-from qtool.telling.progress import Progress
 from support.converting.converting import (
     MATRICES,
     artifacts,

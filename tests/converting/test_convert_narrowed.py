@@ -8,10 +8,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from qtool.checkpoints.checkpoint import Checkpoint
+from qtool.messages.progress import Progress
 from qtool.quantizing.gguf.quantize import run_gguf
 from qtool.recipe.recipe import load
 from qtool.runs.gguf_request import GgufRequest
-from qtool.telling.progress import Progress
 from support.converting.converting import converted, first_block
 
 

@@ -17,11 +17,11 @@ from qtool.errors import ResumeError, UnsupportedError
 from qtool.formats.gguf_file import GgufFile
 from qtool.formats.gguf_writer import GgufWriter
 from qtool.formats.safetensors_file import StreamWriter
+from qtool.messages.progress import Progress
 from qtool.quantizing.gguf.quantize import run_gguf
 from qtool.recipe.gguf import GgufRecipe
 from qtool.recipe.recipe import load
 from qtool.runs.gguf_request import GgufRequest
-from qtool.telling.progress import Progress
 from qtool.workspaces.journal import Journal
 from support.converting import converting
 from support.converting.killed_conversions import killed, steps

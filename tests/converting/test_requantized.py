@@ -15,7 +15,7 @@ from qtool.converting.targets import target
 from qtool.converting.view import Plain
 from qtool.errors import FormatError, UnsupportedError
 from qtool.formats.gguf_file import GgufFile
-from qtool.telling.progress import Progress
+from qtool.messages.progress import Progress
 from qtool.verification.run import verify_artifact
 from support.converting import converting
 from support.gguf import gguf_from_hf, gguf_models

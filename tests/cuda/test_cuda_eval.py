@@ -13,12 +13,12 @@ import qtool
 from qtool.calibrating.placed import Calls
 from qtool.cuda.device import Device
 from qtool.errors import UnsupportedError, UsageError
+from qtool.messages.progress import Progress
 from qtool.quality.evaluate import Protocol, evaluate
 from qtool.quality.reading import OnDevice
 from qtool.quality.weights import open_weights
 from qtool.streaming import reading
 from qtool.streaming.skeleton import Skeleton
-from qtool.telling.progress import Progress
 from support.cuda.cuda_device import device, emulator
 from support.models import arch_models
 from support.models.arch_models import VOCABULARY

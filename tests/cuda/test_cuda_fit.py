@@ -9,8 +9,8 @@ from qtool.cuda.device import Device
 from qtool.errors import ResumeError
 from qtool.gradients import measure as sensitivities
 from qtool.gradients.sensitivity import Sensitivities
+from qtool.messages.progress import Progress
 from qtool.streaming.skeleton import Skeleton
-from qtool.telling.progress import Progress
 from qtool.workspaces.workspace import workspace
 from support.cuda.cuda_device import device, emulator
 from support.cuda.emulated_cuda import Cuda

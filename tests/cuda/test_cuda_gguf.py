@@ -12,14 +12,14 @@ from qtool.formats.gguf_file import GgufFile
 from qtool.gguf.importance.imatrix import write_importance
 from qtool.gguf_types import BF16, F16, F32, BlockType
 from qtool.hub import tiny_folder
+from qtool.messages.progress import Progress
+from qtool.messages.summary import Summary
 from qtool.quantizing.gguf import on_device
 from qtool.quantizing.gguf.quantize import run_gguf
 from qtool.recipe.file import shipped
 from qtool.recipe.gguf import GgufRecipe
 from qtool.recipe.recipe import load
 from qtool.runs.gguf_request import GgufRequest
-from qtool.telling.progress import Progress
-from qtool.telling.summary import Summary
 from support.cuda.cuda_emulation import EmulatedPlace, Emulator, OnGpu, emulator
 from support.gguf import gguf_files
 from support.runs.quantizing import text_file

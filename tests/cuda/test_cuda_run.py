@@ -22,13 +22,13 @@ from qtool.cuda import running
 from qtool.cuda.device import Device
 from qtool.cuda.tasks import Task
 from qtool.errors import ResumeError, UnsupportedError, UsageError
+from qtool.messages.progress import Progress
 from qtool.quantizing import pipeline
 from qtool.quantizing.quantize import Asked, quantize
 from qtool.recipe.file import shipped
 from qtool.recipe.recipe import Recipe, load
 from qtool.runs.request import Request
 from qtool.streaming.skeleton import Skeleton
-from qtool.telling.progress import Progress
 from qtool.verification.run import verify_artifact
 from support.cuda.cuda_device import device, emulator, keep_divergences
 from support.models import gpt_oss

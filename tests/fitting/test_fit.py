@@ -9,10 +9,10 @@ import pytest
 
 from qtool.fitting import fit as module
 from qtool.fitting.fit import fit
+from qtool.messages.progress import Progress
 from qtool.recipe.gguf import GgufRecipe
 from qtool.recipe.recipe import load
 from qtool.schemas import text as schema_text
-from qtool.telling.progress import Progress
 from support.fitting.fitting_runs import SMALL, fitted, request, tiny
 from support.gguf import gguf_from_hf, gguf_models
 from support.places import ROOT

@@ -8,8 +8,8 @@ import pytest
 from qtool.checkpoints import structure
 from qtool.fitting.fit import fit
 from qtool.fitting.request import FitRequest, Fitted
+from qtool.messages.progress import Progress
 from qtool.recipe.recipe import Recipe, load
-from qtool.telling.progress import Progress
 from support.fitting.fitting_runs import SMALL, tiny, widths
 from support.runs import quantizing
 from support.runs.quantizing import Call

@@ -14,10 +14,10 @@ from qtool.calibrating import outliers
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import FormatError, RecipeError
 from qtool.formats import bitsandbytes
+from qtool.messages.summary import OutlierReport
 from qtool.methods import activations, rtn
 from qtool.quality.engine_inputs import declared
 from qtool.recipe import recipe as recipes
-from qtool.telling.summary import OutlierReport
 from support.runs import quantizing
 
 NAME = "model.layers.1.mlp.gate_proj"

@@ -18,8 +18,8 @@ from qtool.diff.diff import diff
 from qtool.errors import FormatError, UnsupportedError
 from qtool.formats import mxfp4_experts
 from qtool.inspecting.inspect import inspect
+from qtool.messages.progress import Progress
 from qtool.quality.weights import open_weights
-from qtool.telling.progress import Progress
 from qtool.verification.run import verify_artifact
 from support.gguf import gguf_models
 from support.gguf.families import sparse

@@ -220,7 +220,7 @@ def test_from_a_gguf_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     from qtool.converting.gguf_to_hf import checkpoint_folder
     from qtool.gguf.from_hf import source as from_hf
     from qtool.gguf.to_hf import files
-    from qtool.telling.progress import Progress
+    from qtool.messages.progress import Progress
 
     monkeypatch.setattr(from_hf, "tokenizer_metadata", lambda *_, **__: {})
     monkeypatch.setattr(files, "tokenizer_files", lambda _: {})
@@ -308,9 +308,9 @@ def test_statistics_and_importance_of_one_pass(
     """Experts one by one for `--stats`, and in one tensor for an importance matrix: the numbers of
     either alone."""
     from qtool.gguf.from_hf import source as from_hf
+    from qtool.messages.progress import Progress
     from qtool.quantizing.calibrate import ImportanceFile, calibrate, opened
     from qtool.recipe.recipe import Calibration
-    from qtool.telling.progress import Progress
 
     monkeypatch.setattr(from_hf, "tokenizer_metadata", lambda *_, **__: {})
     text = quantizing.text_file(tmp_path / "text.txt")

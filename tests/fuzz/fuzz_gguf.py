@@ -95,9 +95,9 @@ def measured(seconds: float, seed: int, path: Path) -> None:
     from qtool.errors import QtoolError
     from qtool.gguf.open import open_source
     from qtool.gguf.to_hf.weights import gguf_weights
+    from qtool.messages.progress import Progress
     from qtool.quantizing.gguf.measure import measure_importance
     from qtool.recipe.recipe import Calibration
-    from qtool.telling.progress import Progress
 
     choose = random.Random(seed)
     text = path.with_name("text.txt")
@@ -121,7 +121,7 @@ def measured(seconds: float, seed: int, path: Path) -> None:
 
 
 def _told(error: Exception) -> None:
-    from qtool.telling.printable import printable
+    from qtool.messages.printable import printable
 
     message = printable(str(error))  # as main() shows it
     assert len(message) < 2000, message

@@ -48,7 +48,7 @@ class Watch:
 
     def __call__(self, data: bytes) -> None:
         from qtool.errors import QtoolError
-        from qtool.telling.printable import printable
+        from qtool.messages.printable import printable
 
         measured = len(data) > LONGEST or sum(self.tried.values()) % EVERY == EVERY - 1
         if measured:

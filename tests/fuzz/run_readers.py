@@ -74,10 +74,10 @@ class Journal:
         import torch
 
         from qtool.formats.safetensors_file import StreamWriter, TensorSpec, plan_shards
+        from qtool.messages.summary import ExpertReport, LayerReport
         from qtool.native.sums import checksum
         from qtool.provenance.outcome import Outcome
         from qtool.runs.resume import commit
-        from qtool.telling.summary import ExpertReport, LayerReport
         from qtool.workspaces.journal import Journal as Real
 
         self.folder = folder

@@ -15,7 +15,7 @@ from qtool.gguf.from_hf.source import hf_source
 from qtool.gguf.open import open_source
 from qtool.gguf.source import GgufSource, as_floats
 from qtool.gguf.to_hf.weights import gguf_weights
-from qtool.telling.summary import OUTPUTS
+from qtool.messages.summary import OUTPUTS
 from qtool.verification.run import verify_artifact
 from support.gguf import gguf_models
 from support.gguf.gguf_runs import fed_blocks, without_tokenizers, write

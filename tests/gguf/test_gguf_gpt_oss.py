@@ -16,11 +16,11 @@ from qtool.gguf.from_hf.expert_rows import biases, packed_rows
 from qtool.gguf.from_hf.source import hf_source
 from qtool.gguf.source import SourceTensor, as_floats
 from qtool.gguf_types import BY_NAME
+from qtool.messages.progress import Progress
 from qtool.quantizing.calibrate import calibrate, opened
 from qtool.quantizing.gguf.quantize import run_gguf
 from qtool.recipe.recipe import Calibration, load
 from qtool.runs.gguf_request import GgufRequest
-from qtool.telling.progress import Progress
 from support.gguf import gguf_from_hf, gguf_models
 from support.gguf.families import sparse
 from support.gguf.gguf_from_hf import without_tokenizers

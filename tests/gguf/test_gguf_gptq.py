@@ -17,6 +17,7 @@ from qtool.gguf.importance.imatrix import Importance
 from qtool.gguf.inspect import GgufInspection
 from qtool.gguf.inspect_text import summary
 from qtool.gguf.open import open_source
+from qtool.messages.summary import OUTPUTS, WEIGHTS
 from qtool.planning.gguf.plan import make_gguf_plan
 from qtool.quantizing.gguf.gptq import sweeping, swept_site
 from qtool.quantizing.gguf.gptq.sweeping import Sweeping
@@ -25,7 +26,6 @@ from qtool.recipe import recipe as recipes
 from qtool.recipe.gguf import GgufRecipe
 from qtool.report.again import commands
 from qtool.reproduce.run import Asked, reproduce
-from qtool.telling.summary import OUTPUTS, WEIGHTS
 from qtool.verification.run import verify_artifact
 from support.gguf import gguf_from_hf, gguf_models
 from support.gguf.gguf_bytes import Gguf, entry

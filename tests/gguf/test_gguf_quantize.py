@@ -26,6 +26,8 @@ from qtool.gguf.source import GgufSource
 from qtool.gguf_mixtures.table import FILE_TYPES
 from qtool.gguf_types import BF16, BY_NAME, F16, F32, TENSOR_TYPES, BlockType
 from qtool.hub import tiny_folder
+from qtool.messages.progress import Progress
+from qtool.messages.summary import Summary
 from qtool.quantizing.gguf import quantize as gguf_quantize
 from qtool.quantizing.gguf.quantize import run_gguf
 from qtool.recipe.gguf import GgufRecipe
@@ -33,8 +35,6 @@ from qtool.recipe.recipe import load
 from qtool.record import CHECKSUM_KEY
 from qtool.runs.gguf_request import GgufRequest, artifact_path
 from qtool.streaming.in_order import in_order
-from qtool.telling.progress import Progress
-from qtool.telling.summary import Summary
 from support.gguf import gguf_files
 from support.gguf.gguf_files import models
 from support.places import SUPPORT

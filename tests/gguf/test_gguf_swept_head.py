@@ -22,11 +22,11 @@ from qtool.gguf.gptq.levels import together
 from qtool.gguf.open import open_source, open_view
 from qtool.gguf_mixtures.kinds import HEAD
 from qtool.gguf_types import BY_NAME
+from qtool.messages.summary import OUTPUTS
 from qtool.methods import gptq
 from qtool.quantizing.gguf import measure
 from qtool.quantizing.gguf.gptq import sweep, sweeping
 from qtool.recipe import recipe as recipes
-from qtool.telling.summary import OUTPUTS
 from qtool.texts.calibration import Calibration
 from qtool.transforms import rotate
 from qtool.verification.run import verify_artifact

@@ -21,8 +21,8 @@ from qtool.gguf.to_hf.keys import OF_SIGHT
 from qtool.gguf.to_hf.model import hf_model
 from qtool.gguf.to_hf.weights import gguf_weights
 from qtool.gguf_types import BY_NAME, F32
+from qtool.messages.progress import Progress
 from qtool.native import floats
-from qtool.telling.progress import Progress
 from support.gguf import gguf_models
 from support.gguf.families import hybrid, newest, remote, sparse, states
 from support.gguf.gguf_to_hf import bytes_of, keys_of, source_of, without_tokenizers

@@ -20,10 +20,10 @@ from qtool.gguf.importance.imatrix import Importance, read_importance, write_imp
 from qtool.gguf.importance.measured import first_token
 from qtool.gguf.source import GgufSource, SourceTensor
 from qtool.gguf_types import F16
+from qtool.messages.progress import Progress
 from qtool.quantizing import calibrate as measure
 from qtool.quantizing.gguf.measure import measure_importance
 from qtool.recipe.recipe import Calibration
-from qtool.telling.progress import Progress
 from qtool.texts.calibration import calibration_tokens
 from support.gguf import gguf_from_hf, gguf_models
 from support.runs import quantizing

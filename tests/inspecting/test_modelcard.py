@@ -11,6 +11,7 @@ import yaml
 from qtool import __version__, hub
 from qtool.cards import modelcard
 from qtool.checkpoints.checkpoint import Checkpoint
+from qtool.messages.summary import LayerReport
 from qtool.methods import rtn
 from qtool.planning.plan import make_plan
 from qtool.provenance import record as provenance
@@ -18,7 +19,6 @@ from qtool.provenance.outcome import Outcome
 from qtool.recipe.recipe import Recipe, load
 from qtool.runs import each_tensor
 from qtool.scheme import Scheme
-from qtool.telling.summary import LayerReport
 from support.models import header_files
 
 LAYERS = [

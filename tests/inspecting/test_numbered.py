@@ -1,6 +1,6 @@
 """Rows of tensors that differ in their numbers: which are named, and which go without saying."""
 
-from qtool.telling.numbered import numbers_at, parts_of, ranges
+from qtool.messages.numbered import numbers_at, parts_of, ranges
 
 
 def rows(*groups: list[str]) -> list[str]:

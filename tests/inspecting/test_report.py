@@ -14,6 +14,7 @@ import pytest
 
 from qtool.errors import FormatError, SourceError
 from qtool.hub import resolve
+from qtool.messages.progress import Progress
 from qtool.quality.evaluate import size_of
 from qtool.quantizing import pipeline
 from qtool.recipe.recipe import load
@@ -22,7 +23,6 @@ from qtool.report import measured
 from qtool.report.markup import element, text
 from qtool.runs.request import Request
 from qtool.scheme import Scheme
-from qtool.telling.progress import Progress
 from support.formats.artifact_files import random_quant, write_folder
 from support.inspecting.report_figures import figures
 from support.quality.evaluating import artifacts, call

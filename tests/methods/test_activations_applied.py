@@ -23,6 +23,7 @@ from qtool.formats.gguf_file import GgufFile
 from qtool.gguf.open import open_source
 from qtool.gguf.to_hf.weights import gguf_weights
 from qtool.hub import tiny_folder
+from qtool.messages.progress import Progress
 from qtool.quality.engine_inputs import activations as of_weights
 from qtool.quality.forward import forward
 from qtool.quality.rounded_inputs import RoundedInputs
@@ -33,7 +34,6 @@ from qtool.recipe.recipe import load
 from qtool.runs.gguf_request import GgufRequest
 from qtool.runs.request import Request
 from qtool.streaming.skeleton import Skeleton
-from qtool.telling.progress import Progress
 from support.gguf import gguf_from_hf
 from support.models import arch_models
 from support.runs import quantizing

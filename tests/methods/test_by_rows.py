@@ -15,6 +15,7 @@ from qtool.converting import view as converted
 from qtool.errors import UnsupportedError
 from qtool.formats import awq
 from qtool.hub import tiny_folder
+from qtool.messages.progress import Progress
 from qtool.methods.rtn import ON_CPU
 from qtool.planning.plan import make_plan
 from qtool.planning.shapes import CACHED_AT_ONCE
@@ -25,7 +26,6 @@ from qtool.runs import sink as sink_module
 from qtool.runs.sink import Sink
 from qtool.scheme import Scheme
 from qtool.streaming.weights import rows_of
-from qtool.telling.progress import Progress
 from support.models import header_files
 from support.runs.quantizing import files, quantize
 

@@ -17,12 +17,12 @@ from qtool.gguf.open import open_source
 from qtool.gguf.source import as_floats
 from qtool.gradients.measure import measure
 from qtool.gradients.sensitivity import Sensitivities
+from qtool.messages.progress import Progress
+from qtool.messages.summary import OUTPUTS
 from qtool.recipe.recipe import load
 from qtool.streaming.linears import Matrix, ObserveLinears, WeightIndex
 from qtool.streaming.skeleton import Skeleton
 from qtool.streaming.workers import Workers
-from qtool.telling.progress import Progress
-from qtool.telling.summary import OUTPUTS
 from qtool.texts.calibration import calibration_tokens
 from qtool.workspaces.workspace import workspace
 from support.fitting.sensitivities_by_hand import likeliest, measured, ways_of

@@ -19,12 +19,12 @@ from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.checkpoints.fused_experts import apart, apart_as
 from qtool.diff.diff import diff
 from qtool.errors import SourceError
+from qtool.messages.progress import Progress
+from qtool.messages.summary import OUTPUTS, WEIGHTS
 from qtool.planning.experts import as_quantized
 from qtool.planning.plan import make_plan
 from qtool.recipe.recipe import load
 from qtool.streaming.skeleton import Skeleton
-from qtool.telling.progress import Progress
-from qtool.telling.summary import OUTPUTS, WEIGHTS
 from qtool.verification.run import verify_artifact
 from support.gguf import gguf_models
 from support.models import arch_models, header_files

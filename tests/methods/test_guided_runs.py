@@ -13,13 +13,13 @@ from qtool.calibrating.placed import Passage
 from qtool.calibrating.sites import Tracer
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.formats.gguf_file import GgufFile
+from qtool.messages.progress import Progress
 from qtool.methods import gptq
 from qtool.quantizing.calibrate import calibrate
 from qtool.quantizing.gguf import kept_importance
 from qtool.recipe.recipe import load
 from qtool.streaming.skeleton import Skeleton
 from qtool.streaming.workers import Workers
-from qtool.telling.progress import Progress
 from qtool.texts.calibration import calibration_tokens
 from qtool.verification.run import verify_artifact
 from support.calibrating.recorded_inputs import recorded

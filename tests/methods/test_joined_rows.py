@@ -21,13 +21,13 @@ from qtool.errors import UnsupportedError
 from qtool.generating.ready import ready
 from qtool.gradients.measure import _named
 from qtool.gradients.sums import Seen, Sums
+from qtool.messages.progress import Progress
 from qtool.quality.engine_inputs import activations
 from qtool.quality.forward import forward
 from qtool.quality.weights import open_weights
 from qtool.streaming.joined_rows import Joined, RowsOf
 from qtool.streaming.skeleton import Skeleton
 from qtool.streaming.workers import Workers
-from qtool.telling.progress import Progress
 from qtool.transforms import learned_rows
 from support.cuda.cuda_device import device, emulator
 from support.fitting.gradients_of_outputs import measured as ends_of

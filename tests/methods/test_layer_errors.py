@@ -15,6 +15,8 @@ from qtool.errors import FormatError, QtoolError
 from qtool.formats.safetensors_file import from_float32
 from qtool.gguf_types import BY_NAME
 from qtool.hub import tiny_folder
+from qtool.messages.progress import Progress
+from qtool.messages.summary import LayerReport, Summary
 from qtool.methods import rtn
 from qtool.quantizing.gguf.quantize import run_gguf
 from qtool.quantizing.pipeline import run
@@ -24,8 +26,6 @@ from qtool.runs.gguf_request import GgufRequest
 from qtool.runs.layer_errors import checked, explained
 from qtool.runs.request import Request
 from qtool.scheme import Scheme
-from qtool.telling.progress import Progress
-from qtool.telling.summary import LayerReport, Summary
 from qtool.verification.run import verify_artifact
 from support.runs.quantizing import first_block_of_tiny
 

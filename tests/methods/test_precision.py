@@ -18,12 +18,12 @@ from qtool.blockwise import head, row_feedback
 from qtool.calibrating import guidance, placed
 from qtool.calibrating.stats_file import StatsFile
 from qtool.gradients import measure as sensitivities
+from qtool.messages.progress import Progress
 from qtool.methods import gptq
 from qtool.provenance import embedded
 from qtool.streaming import precision
 from qtool.streaming.precision import has_bfloat16, matmuls_in, settled
 from qtool.streaming.skeleton import Skeleton
-from qtool.telling.progress import Progress
 from qtool.texts.calibration import Calibration
 from qtool.transforms import awq, chain
 from support.methods.precise_runs import ASKED, SMALL, now

@@ -72,7 +72,7 @@ def test_a_matrix_takes_up_statistics_of_the_same_products(
 ) -> None:
     from qtool.matrix import shared
     from qtool.matrix.cells import cells
-    from qtool.telling.progress import Progress
+    from qtool.messages.progress import Progress
 
     def taken_up(*sets: str) -> bool:
         (cell,) = cells(["w4g32-gptq"], here / "m", sets, share=True, error_aware=False)

@@ -15,10 +15,10 @@ from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import UnsupportedError
 from qtool.formats.gguf_file import GgufFile
 from qtool.gradients.block_gradients import Ends
+from qtool.messages.progress import Progress
 from qtool.quantizing.calibrate import calibrate
 from qtool.recipe.recipe import load
 from qtool.streaming.workers import Workers
-from qtool.telling.progress import Progress
 from qtool.verification.run import verify_artifact
 from support.gguf import gguf_from_hf
 from support.gguf.gguf_runs import goes_on, without_tokenizers, write

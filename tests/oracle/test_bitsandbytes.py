@@ -11,12 +11,12 @@ import torch
 from safetensors.torch import load_file
 
 from qtool.artifacts.artifact import Artifact
+from qtool.messages.progress import Progress
 from qtool.quality.engine_inputs import activations
 from qtool.quality.forward import forward
 from qtool.quality.weights import open_weights
 from qtool.streaming.skeleton import Skeleton
 from qtool.streaming.workers import Workers
-from qtool.telling.progress import Progress
 
 pytestmark = pytest.mark.oracle
 

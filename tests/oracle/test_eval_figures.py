@@ -16,9 +16,9 @@ import torch
 from safetensors.numpy import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from qtool.messages.progress import Progress
 from qtool.native.library import default_threads
 from qtool.quality.evaluate import Protocol, evaluate
-from qtool.telling.progress import Progress
 from qtool.texts.source import default_text
 
 pytestmark = [pytest.mark.oracle, pytest.mark.slow]

@@ -20,10 +20,10 @@ from oracle import llama_quantize
 from qtool.formats.gguf_file import GgufFile
 from qtool.gguf.importance.measured import bos_of
 from qtool.gguf.tokenizer.files import tokenizer_files
+from qtool.messages.progress import Progress
 from qtool.methods import activations
 from qtool.native.library import default_threads
 from qtool.quality.evaluate import Protocol, evaluate
-from qtool.telling.progress import Progress
 from qtool.texts.source import default_text
 from support.gguf import gguf_from_hf
 

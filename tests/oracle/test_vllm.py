@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 
 from qtool.artifacts.artifact import Artifact
+from qtool.messages.progress import Progress
 from qtool.native.library import default_threads
 from qtool.quality import metrics
 from qtool.quality.engine_inputs import activations
 from qtool.quality.forward import forward
 from qtool.quality.weights import open_weights
 from qtool.streaming.skeleton import Skeleton
-from qtool.telling.progress import Progress
 
 pytestmark = [pytest.mark.oracle, pytest.mark.slow]
 

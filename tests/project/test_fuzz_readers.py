@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from qtool.formats import safetensors_header
+from qtool.messages.summary import LayerReport
 from qtool.provenance.outcome import Outcome
 from qtool.runs import resume
-from qtool.telling.summary import LayerReport
 from support.places import TESTS
 
 sys.path.insert(0, str(TESTS / "fuzz"))

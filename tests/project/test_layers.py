@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[2]
 # Lowest first; a name with .py is a file beside the folders.
 LAYERS = (
     "bytecode.py", "lazy_numpy.py", "errors.py", "memory.py", "gguf_types.py", "float_codes.py",
-    "scheme.py", "telling", "native", "formats", "planned.py", "record.py", "gguf_mixtures",
+    "scheme.py", "messages", "native", "formats", "planned.py", "record.py", "gguf_mixtures",
     "recipe", "homes", "hub", "checkpoints", "workspaces", "texts", "artifacts",
     "native_gguf.py", "grid.py", "small_floats.py", "dequantize.py", "engine_commands.py",
     "cuda", "streaming", "methods", "calibrating", "transforms", "inspecting", "provenance",

@@ -18,6 +18,7 @@ from qtool.gguf.importance.measured import bos_of
 from qtool.gguf.tokenizer.files import tokenizer_files
 from qtool.gguf.tokenizer.keys import tokenizer_metadata
 from qtool.hub import tiny_folder
+from qtool.messages.progress import Progress
 from qtool.quality import metrics
 from qtool.quality.evaluate import size_of
 from qtool.quality.rounded_inputs import Activations
@@ -26,7 +27,6 @@ from qtool.recipe.recipe import load
 from qtool.runs.gguf_request import GgufRequest
 from qtool.streaming import skeleton
 from qtool.streaming.weights import Weights
-from qtool.telling.progress import Progress
 from qtool.texts import encoding
 from support.models import small_tokenizers as small
 from support.quality.evaluating import LENGTH, WINDOWS, against_tiny, call, evaluated, root

@@ -10,10 +10,10 @@ from qtool import schemas
 from qtool.cli import main as cli
 from qtool.matrix import run as running
 from qtool.matrix import shared
+from qtool.messages.progress import Progress
 from qtool.provenance import statement
 from qtool.quality import evaluate
 from qtool.recipe.recipe import Calibration
-from qtool.telling.progress import Progress
 from qtool.workspaces.naming import path_beside
 from support.places import SUPPORT
 from support.runs.quantizing import Call, Called, files, first_block_of_tiny, text_file

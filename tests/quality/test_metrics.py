@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from qtool.messages.progress import Progress
 from qtool.quality import metrics
-from qtool.telling.progress import Progress
 
 WORDS, POSITIONS = 150_000, 14
 

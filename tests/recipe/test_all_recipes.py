@@ -12,13 +12,13 @@ import torch
 
 import qtool
 from qtool.hub import tiny_folder
+from qtool.messages.progress import Progress
+from qtool.messages.summary import Summary
 from qtool.quantizing.gguf.quantize import run_gguf
 from qtool.quantizing.pipeline import run
 from qtool.recipe.recipe import Recipe, load, shipped
 from qtool.runs.gguf_request import GgufRequest
 from qtool.runs.request import Request
-from qtool.telling.progress import Progress
-from qtool.telling.summary import Summary
 from qtool.verification.run import verify_artifact
 from support.models.gpt_oss import source_for
 

@@ -76,9 +76,9 @@ def test_what_should_change_the_bytes_does(root: Path, tmp_path: Path) -> None:
 
 def test_statistics_files_are_the_same_bytes(root: Path, tmp_path: Path) -> None:
     from qtool.checkpoints.checkpoint import Checkpoint
+    from qtool.messages.progress import Progress
     from qtool.quantizing.calibrate import calibrate
     from qtool.recipe.recipe import Calibration
-    from qtool.telling.progress import Progress
 
     settings = Calibration(source=str(root / "text.txt"), samples=9, length=500)
     needs = frozenset({"gram", "mean_abs", "max_abs"})

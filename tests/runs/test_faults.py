@@ -17,12 +17,12 @@ import pytest
 
 from qtool import api
 from qtool.errors import ResumeError, UnsupportedError
+from qtool.messages.progress import Progress
 from qtool.quantizing.gguf.quantize import run_gguf
 from qtool.quantizing.pipeline import run
 from qtool.recipe.recipe import Recipe, load
 from qtool.runs.gguf_request import GgufRequest
 from qtool.runs.request import Request
-from qtool.telling.progress import Progress
 from qtool.workspaces import staging
 from qtool.workspaces.journal import Journal
 from qtool.workspaces.workspace import workspace

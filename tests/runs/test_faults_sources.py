@@ -12,12 +12,12 @@ from qtool.converting import gguf_to_hf as convert
 from qtool.converting.resume import at_once
 from qtool.errors import ResumeError, SourceError, UnsupportedError
 from qtool.gguf.open import open_source
+from qtool.messages.progress import Progress
 from qtool.quantizing.gguf.quantize import run_gguf
 from qtool.quantizing.quantize import Asked
 from qtool.quantizing.quantize import quantize as made_of
 from qtool.recipe.recipe import Recipe, load
 from qtool.runs.gguf_request import GgufRequest
-from qtool.telling.progress import Progress
 from qtool.workspaces import identity, staging
 from qtool.workspaces.leftovers import made_beside as workspace_of_source
 from support.runs.faulty_runs import (

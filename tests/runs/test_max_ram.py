@@ -14,6 +14,8 @@ from qtool.calibrating import placed
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.cli.main import app
 from qtool.errors import UnsupportedError
+from qtool.messages.progress import Progress
+from qtool.messages.summary import Summary
 from qtool.planning import budget, estimate, shapes
 from qtool.planning.peak import Peak
 from qtool.planning.plan import Plan, make_plan
@@ -23,8 +25,6 @@ from qtool.quantizing.gguf.quantize import run_gguf
 from qtool.recipe.recipe import load
 from qtool.runs.gguf_request import GgufRequest
 from qtool.streaming.hidden import OnDisk
-from qtool.telling.progress import Progress
-from qtool.telling.summary import Summary
 from qtool.workspaces.journal import Journal
 from support.models import header_files
 from support.planning.no_process import no_process

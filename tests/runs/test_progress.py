@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from qtool.errors import SourceError
-from qtool.telling.progress import Progress
+from qtool.messages.progress import Progress
 
 
 def events(path: Path) -> list[dict[str, object]]:

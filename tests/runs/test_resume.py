@@ -12,11 +12,11 @@ import pytest
 
 import qtool
 from qtool.errors import ResumeError
+from qtool.messages.progress import Progress
 from qtool.quantizing.pipeline import run
 from qtool.recipe.recipe import Recipe, load
 from qtool.runs import gguf_resume
 from qtool.runs.request import Request
-from qtool.telling.progress import Progress
 from qtool.workspaces import program
 from support.runs.killed_runs import KILLED, Died, damage, dying
 from support.runs.quantizing import caller, files, text_file

@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 from qtool import api
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.cli.main import app
-from qtool.telling.numbered import by_kind
-from qtool.telling.summary import LayerReport
+from qtool.messages.numbered import by_kind
+from qtool.messages.summary import LayerReport
 
 
 def test_notes_of_many_layers_are_one_line() -> None:

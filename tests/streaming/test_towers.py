@@ -12,12 +12,12 @@ from transformers import CONFIG_MAPPING, AutoModelForImageTextToText, AutoModelF
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import UnsupportedError, UsageError
 from qtool.generating.generate import generate
+from qtool.messages.progress import Progress
 from qtool.planning.plan import make_plan
 from qtool.recipe.recipe import load
 from qtool.recipe.rotate import RotateOptions
 from qtool.streaming.skeleton import Skeleton
 from qtool.streaming.towers import left_out_where_libraries_are_missing
-from qtool.telling.progress import Progress
 from qtool.texts.calibration import _vocabulary
 from qtool.transforms import rotate, rotated
 from qtool.verification.run import verify_artifact

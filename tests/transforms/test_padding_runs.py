@@ -12,8 +12,8 @@ from qtool.diff.diff import diff
 from qtool.errors import RecipeError
 from qtool.formats.gguf_file import GgufFile
 from qtool.hub import tiny_folder
+from qtool.messages.progress import Progress
 from qtool.recipe.recipe import load, parse
-from qtool.telling.progress import Progress
 from qtool.verification.run import verify_artifact
 from support.runs import quantizing
 from support.runs.quantizing import Call

@@ -23,7 +23,7 @@ __all__ = ["models"]
 
 @pytest.mark.parametrize("name", ["llama", "opt"])
 def test_learned_rotations_cost_less_and_change_no_logits(name: str, models: Path) -> None:
-    from qtool.telling.progress import Progress
+    from qtool.messages.progress import Progress
     from qtool.transforms import learned
 
     source = checkpoint(models, name)
@@ -109,8 +109,8 @@ def test_what_was_learned_is_proved_too(
 def test_learned_rotations_see_the_rounding_of_inputs(models: Path) -> None:
     """Of W4A4 the noise of rounded inputs falls below the start's and that of a rotation which
     weights alone were looked at for: measured by the roundings of `qtool eval` on other tokens."""
+    from qtool.messages.progress import Progress
     from qtool.methods import activations
-    from qtool.telling.progress import Progress
     from qtool.transforms import learned
 
     source = checkpoint(models, "llama")

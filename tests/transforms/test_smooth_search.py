@@ -11,6 +11,7 @@ import torch
 
 from qtool.calibrating.stats import SiteStats, collect, first_half
 from qtool.hub import tiny_folder
+from qtool.messages.progress import Progress
 from qtool.quality.engine_inputs import activations
 from qtool.quality.forward import forward
 from qtool.quality.weights import open_weights
@@ -18,7 +19,6 @@ from qtool.recipe import recipe
 from qtool.scheme import Scheme
 from qtool.streaming.skeleton import Skeleton
 from qtool.streaming.workers import Workers
-from qtool.telling.progress import Progress
 from qtool.transforms import smooth, smooth_search
 from qtool.transforms.proved import Subject
 from support.runs.quantizing import quantize

@@ -13,9 +13,9 @@ from qtool.blockwise.originals import tuned_note
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.errors import RecipeError, UnsupportedError
 from qtool.matrix.cells import cells
+from qtool.messages.summary import TunedReport
 from qtool.planning.plan import make_plan
 from qtool.recipe.recipe import load, parse
-from qtool.telling.summary import TunedReport
 from qtool.verification.run import verify_artifact
 from support.runs import quantizing
 

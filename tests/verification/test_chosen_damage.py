@@ -10,10 +10,10 @@ import pytest
 from numpy.typing import NDArray
 
 from qtool.formats.gguf_values import Kind, array, u32
+from qtool.messages.progress import Progress
 from qtool.quantizing.gguf.quantize import run_gguf
 from qtool.recipe.recipe import Recipe, load
 from qtool.runs.gguf_request import GgufRequest
-from qtool.telling.progress import Progress
 from qtool.verification.run import verify_artifact
 from support.gallery.gguf import edited as edited_gguf
 from support.gallery.gguf import key

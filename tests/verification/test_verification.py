@@ -16,9 +16,9 @@ from safetensors.torch import save_file as save_torch
 from qtool.artifacts.artifact import Artifact
 from qtool.errors import FormatError, SourceError, UsageError
 from qtool.hub import resolve
+from qtool.messages.sentences import count, some
 from qtool.provenance.digests import add_digests
 from qtool.quantizing import verify as reading_back
-from qtool.telling.sentences import count, some
 from qtool.verification.dense_list import says_dense
 from qtool.verification.run import verify_artifact
 from qtool.verification.written import check_written

@@ -15,11 +15,11 @@ from safetensors.torch import save_file as save_torch
 
 from qtool.cli.verify import lines
 from qtool.hub import resolve, tiny_folder
+from qtool.messages.progress import Progress
 from qtool.provenance.digests import add_digests
 from qtool.quantizing.gguf.quantize import run_gguf
 from qtool.recipe.recipe import Recipe, load
 from qtool.runs.gguf_request import GgufRequest
-from qtool.telling.progress import Progress
 from qtool.verification.finding import Finding, Verdict
 from qtool.verification.run import verify_artifact
 from support.runs.quantizing import quantize

@@ -124,10 +124,10 @@ def test_what_llama_cpp_refuses(
 ) -> None:
     from qtool.formats.gguf_values import Kind
     from qtool.hub import resolve
+    from qtool.messages.progress import Progress
     from qtool.quantizing.gguf.quantize import run_gguf
     from qtool.recipe.recipe import Recipe, load
     from qtool.runs.gguf_request import GgufRequest
-    from qtool.telling.progress import Progress
 
     recipe = load("q8_0")
     assert not isinstance(recipe, Recipe)

@@ -11,11 +11,11 @@ from safetensors.torch import load_file, save_file
 
 from qtool.artifacts.artifact import Artifact
 from qtool.cli.verify import lines
+from qtool.messages.progress import Progress
 from qtool.quantizing.gguf.quantize import run_gguf
 from qtool.recipe.gguf import GgufRecipe
 from qtool.recipe.recipe import load
 from qtool.runs.gguf_request import GgufRequest
-from qtool.telling.progress import Progress
 from qtool.verification.against.source_tensors import check_quantized
 from qtool.verification.finding import Verdict
 from qtool.verification.run import verify_artifact

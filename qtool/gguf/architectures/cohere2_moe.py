@@ -22,7 +22,7 @@ from qtool.gguf.architectures.modules import (
 )
 from qtool.gguf.architectures.row import OWN_HEADS, Architecture
 from qtool.gguf.architectures.sparse_keys import SIGMOID, SOFTMAX, with_own
-from qtool.telling.printable import in_json
+from qtool.messages.printable import in_json
 
 _LEADING, _SHARED = "first_k_dense_replace", "num_shared_experts"
 _WIDTH, _WIDE = "prefix_dense_intermediate_size", "inner of leading blocks"

@@ -34,7 +34,7 @@ from qtool.gguf.architectures.remote_llamas import in_pairs
 from qtool.gguf.architectures.row import OWN_HEADS, Architecture
 from qtool.gguf.architectures.sparse_keys import with_own
 from qtool.gguf.from_hf.row_maps import RowMap, Rows
-from qtool.telling.printable import in_json
+from qtool.messages.printable import in_json
 
 
 def _described(config: Config) -> list[Mapping[str, Any]]:

@@ -25,7 +25,7 @@ from qtool.gguf.architectures.keys import MOE, Key
 from qtool.gguf.architectures.modules import ENDS, Module, before, in_blocks, since
 from qtool.gguf.architectures.row import Architecture
 from qtool.gguf.architectures.sparse_keys import gating, with_own
-from qtool.telling.printable import in_json
+from qtool.messages.printable import in_json
 
 _FUNCTION = 4  # the square root of a softplus
 _STREAMS = 4  # that llama.cpp has

@@ -12,7 +12,7 @@ from qtool.gguf.architectures.modules import BLOCK, OUTER, TWO_NORMS, Module, at
 from qtool.gguf.architectures.row import Architecture
 from qtool.gguf.from_hf.cuts import Cut
 from qtool.gguf.from_hf.row_maps import EVEN_ROWS, ODD_ROWS, RowMap
-from qtool.telling.printable import in_json
+from qtool.messages.printable import in_json
 
 _EXPERTS = BLOCK + "mlp.experts."
 _STORED = ((".weight", ""), (".bias", "_bias"))  # parameters that are no weights of a module

@@ -15,7 +15,7 @@ from qtool.checkpoints.hf_config import (
     plain_head_width,
 )
 from qtool.errors import SettingError, SourceError
-from qtool.telling.printable import in_json
+from qtool.messages.printable import in_json
 
 Limit = Callable[[Config], str | None]
 _SOME_DENSE = "some blocks have no experts, and it expects experts in each"

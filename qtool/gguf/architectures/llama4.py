@@ -21,7 +21,7 @@ from qtool.gguf.architectures.row import LLAMA_ROPE, Architecture
 from qtool.gguf.architectures.sparse_keys import with_own
 from qtool.gguf.from_hf.cuts import Cut
 from qtool.gguf.from_hf.row_maps import FIRST_HALF, SECOND_HALF, RowMap
-from qtool.telling.printable import in_json
+from qtool.messages.printable import in_json
 
 WITHOUT_NORMS = 128  # experts of the model whose queries and keys are not normalized
 _AT = BLOCK + "feed_forward."

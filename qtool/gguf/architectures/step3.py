@@ -38,7 +38,7 @@ from qtool.gguf.architectures.modules import (
 )
 from qtool.gguf.architectures.row import Architecture
 from qtool.gguf.architectures.sparse_keys import SIGMOID, gating, with_own
-from qtool.telling.printable import in_json
+from qtool.messages.printable import in_json
 
 _WINDOW = "sliding_attention"
 _LEADING = 3  # blocks without experts, unless config.json says otherwise

@@ -10,11 +10,11 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from qtool.checkpoints import front_matter
 from qtool.errors import FormatError, SourceError
 from qtool.formats.gguf_values import Kind, Value
 from qtool.formats.safetensors_file import parse_json
 from qtool.gguf.source import SourceTensor
-from qtool.telling import front_matter
 
 _MAX_CARD_BYTES = 10_000_000
 # Field of gguf.Metadata -> key of generation_config.json, in which only numbers count.

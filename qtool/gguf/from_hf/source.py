@@ -30,7 +30,7 @@ from qtool.gguf.from_hf.rope_tensors import rope_tensors
 from qtool.gguf.source import QUANTIZATION_VERSION, GgufSource, SourceTensor
 from qtool.gguf.tokenizer.keys import tokenizer_metadata
 from qtool.gguf_types import F32
-from qtool.telling.remarks import NOTE
+from qtool.messages.remarks import NOTE
 
 NOTHING_READS = "nothing reads it: this block takes keys and values of an earlier one"
 _COMPUTED = (

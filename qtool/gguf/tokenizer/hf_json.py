@@ -14,7 +14,7 @@ from typing import Any
 
 from qtool.errors import FormatError, SourceError
 from qtool.formats.safetensors_file import read_json
-from qtool.telling.printable import in_json
+from qtool.messages.printable import in_json
 
 TOKENIZER = "tokenizer.json"
 CONFIG = "tokenizer_config.json"

@@ -7,10 +7,10 @@ from typing import Protocol
 from qtool.checkpoints.padding import KEY
 from qtool.gguf_mixtures.kinds import EMBEDDING_OF_TOKENS, HEAD, ModelFacts
 from qtool.gguf_types import BY_NAME, FLOATS, BlockType
+from qtool.messages.sentences import some
 from qtool.planning.notes import unread
 from qtool.recipe.consistency import without
 from qtool.recipe.gguf import GgufRecipe
-from qtool.telling.sentences import some
 
 _SHOWN = 3  # names in a sentence
 # Of the entries of an importance matrix, or of a model's matrices, that have no counterpart: more

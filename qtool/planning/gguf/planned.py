@@ -10,9 +10,9 @@ from qtool.formats.gguf_values import Value
 from qtool.formats.gguf_writer import Layout, TensorSpec, lay_out
 from qtool.gguf.planned import PlannedTensor
 from qtool.gguf_types import BY_NAME
+from qtool.messages.remarks import told_apart
 from qtool.planning.budget import Memory
 from qtool.recipe.gguf import GgufRecipe
-from qtool.telling.remarks import told_apart
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from qtool.cuda.device import Device
 from qtool.gguf.importance.imatrix import Importance
 from qtool.gguf.importance.measured import Gathered, Squares, begin_with_bos
 from qtool.gguf.source import GgufSource
+from qtool.messages.progress import Progress
 from qtool.quantizing.calibrate import SQUARE, measure_block
 from qtool.quantizing.gguf import kept_importance
 from qtool.recipe.recipe import Calibration as Settings
@@ -20,7 +21,6 @@ from qtool.streaming.precision import settled
 from qtool.streaming.skeleton import Skeleton
 from qtool.streaming.weights import Weights
 from qtool.streaming.workers import Workers
-from qtool.telling.progress import Progress
 from qtool.texts.calibration import calibration_tokens
 from qtool.workspaces.workspace import Workspace
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 from qtool.checkpoints.gguf_models import is_gguf
 from qtool.gguf.importance.imatrix import Importance
 from qtool.gguf.source import GgufSource
+from qtool.messages.progress import Progress
 from qtool.planning.gguf.plan import Scales
 from qtool.planning.gguf.planned import GgufPlan
 from qtool.provenance.record import environment
 from qtool.runs.gguf_request import GgufRequest
 from qtool.streaming.weights import Weights
-from qtool.telling.progress import Progress
 from qtool.texts.calibration import check_length
 from qtool.workspaces.workspace import Workspace
 

@@ -25,6 +25,9 @@ from qtool.gguf.planned import PlannedTensor
 from qtool.gguf.source import GgufSource
 from qtool.gguf_types import BY_NAME
 from qtool.hub import public_name
+from qtool.messages.progress import Progress
+from qtool.messages.remarks import line
+from qtool.messages.summary import LayerReport, Summary, peak_rss_bytes
 from qtool.native.sums import checksum
 from qtool.planning.gguf.plan import make_gguf_plan
 from qtool.planning.gguf.plan_warnings import lacks
@@ -38,9 +41,6 @@ from qtool.runs.gguf_request import GgufRequest
 from qtool.runs.gguf_verify import verify
 from qtool.runs.zeros import Zeros
 from qtool.streaming.in_order import in_order
-from qtool.telling.progress import Progress
-from qtool.telling.remarks import line
-from qtool.telling.summary import LayerReport, Summary, peak_rss_bytes
 from qtool.verification.gguf.written import check_written_gguf
 from qtool.workspaces.already import taking_up
 from qtool.workspaces.journal import Journal

@@ -12,11 +12,11 @@ from qtool.gguf.planned import PlannedTensor
 from qtool.gguf.source import as_floats
 from qtool.gguf_mixtures.kinds import stored_shape
 from qtool.gguf_types import BY_NAME, FLOATS
+from qtool.messages.sentences import FETCH, some
+from qtool.messages.summary import OUTPUTS, WEIGHTS, LayerReport
 from qtool.planning.gguf.planned import GgufPlan
 from qtool.runs import layer_errors
 from qtool.runs.zeros import together
-from qtool.telling.sentences import FETCH, some
-from qtool.telling.summary import OUTPUTS, WEIGHTS, LayerReport
 
 if TYPE_CHECKING:
     from qtool.quantizing.gguf.gptq.sweeping import Sweeping

@@ -6,9 +6,9 @@ import numpy as np
 
 from qtool.dequantize import dequantize
 from qtool.formats.safetensors_file import FLOAT_DTYPES
+from qtool.messages.sentences import count as counted
+from qtool.messages.sentences import some
 from qtool.scheme import GroupQuant
-from qtool.telling.sentences import count as counted
-from qtool.telling.sentences import some
 from qtool.verification import config
 from qtool.verification.against.compared import Compared
 from qtool.verification.against.fit import WORTH, spread, uneven

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
+from qtool.messages.sentences import count as counted
+from qtool.messages.sentences import some
 from qtool.streaming.weights import rows_of
-from qtool.telling.sentences import count as counted
-from qtool.telling.sentences import some
 from qtool.verification.against.likeness import others
 from qtool.verification.against.side_by_side import SideBySide, square_of
 from qtool.verification.finding import Finding

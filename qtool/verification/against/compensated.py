@@ -4,7 +4,7 @@ their own bits."""
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from qtool.telling.sentences import count as counted
+from qtool.messages.sentences import count as counted
 from qtool.verification.finding import Finding
 
 FARTHEST = 0.5  # relative: beyond it a matrix is another one, also of a model of 2 bits

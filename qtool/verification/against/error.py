@@ -4,9 +4,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from qtool.artifacts.stored_config import quantization_config
+from qtool.messages.sentences import AGAIN, some
+from qtool.messages.sentences import count as counted
 from qtool.scheme import Scheme
-from qtool.telling.sentences import AGAIN, some
-from qtool.telling.sentences import count as counted
 from qtool.verification.against import compensated, pruned, single_scales, to_nearest
 from qtool.verification.against.compared import LOST, Compared
 from qtool.verification.against.made_of import made_of_it, rotated

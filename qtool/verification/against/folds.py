@@ -14,8 +14,8 @@ import numpy as np
 
 from qtool.checkpoints import structure
 from qtool.formats.safetensors_file import FLOAT_DTYPES
-from qtool.telling.sentences import count as counted
-from qtool.telling.sentences import some, verb
+from qtool.messages.sentences import count as counted
+from qtool.messages.sentences import some, verb
 from qtool.verification import config
 from qtool.verification.against.compared import Compared
 from qtool.verification.against.fit import MATCH, uneven

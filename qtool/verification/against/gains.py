@@ -16,8 +16,8 @@ from collections.abc import Iterator, Sequence, Set
 
 import numpy as np
 
-from qtool.telling.sentences import AGAIN, some, verb
-from qtool.telling.sentences import count as counted
+from qtool.messages.sentences import AGAIN, some, verb
+from qtool.messages.sentences import count as counted
 from qtool.verification.against.compared import Compared
 from qtool.verification.against.folds import block_of
 from qtool.verification.against.multiples import CHECK

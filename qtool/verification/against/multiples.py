@@ -12,8 +12,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from qtool.telling.sentences import AGAIN, some, verb
-from qtool.telling.sentences import count as counted
+from qtool.messages.sentences import AGAIN, some, verb
+from qtool.messages.sentences import count as counted
 from qtool.verification.against.compared import Compared
 from qtool.verification.against.factors import RECIPROCALS
 from qtool.verification.against.folds import PLUS_ONE, block_of, settled

@@ -14,8 +14,8 @@ import numpy as np
 
 from qtool.formats.dtypes import FLOAT_DTYPES
 from qtool.gguf.architectures import TABLE, class_named
-from qtool.telling.sentences import AGAIN, some, verb
-from qtool.telling.sentences import count as counted
+from qtool.messages.sentences import AGAIN, some, verb
+from qtool.messages.sentences import count as counted
 from qtool.verification import config
 from qtool.verification.against.casts import only_cast, same
 from qtool.verification.against.compared import Compared

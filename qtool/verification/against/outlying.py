@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from qtool.formats.safetensors_file import FLOAT_DTYPES
+from qtool.messages.sentences import FETCH
 from qtool.streaming.weights import rows_of
-from qtool.telling.sentences import FETCH
 from qtool.verification.finding import Finding
 from qtool.verification.subject import Subject
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from qtool.telling.sentences import AGAIN
-from qtool.telling.sentences import count as counted
+from qtool.messages.sentences import AGAIN
+from qtool.messages.sentences import count as counted
 from qtool.verification.against.compared import Compared
 from qtool.verification.against.off_scales import NEAR, OffScale
 from qtool.verification.against.scaling import are_even

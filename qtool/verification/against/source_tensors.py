@@ -15,8 +15,8 @@ from qtool.formats.layer_names import experts_of, is_head, number_of
 from qtool.formats.safetensors_header import TensorInfo
 from qtool.gguf.open import open_source
 from qtool.gguf_types import FLOATS
-from qtool.telling.sentences import AGAIN, some
-from qtool.telling.sentences import count as counted
+from qtool.messages.sentences import AGAIN, some
+from qtool.messages.sentences import count as counted
 from qtool.verification.finding import Finding
 from qtool.verification.subject import Subject
 from qtool.verification.tensor_names import BUFFERS, MTP_SETTINGS, of_attention, packed_part

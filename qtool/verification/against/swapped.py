@@ -6,10 +6,10 @@ import numpy as np
 
 from qtool.errors import QtoolError
 from qtool.formats.dtypes import FLOAT_DTYPES
+from qtool.messages.sentences import AGAIN, some, verb
+from qtool.messages.sentences import count as counted
 from qtool.scheme import GroupQuant
 from qtool.streaming.weights import Weights, rows_of
-from qtool.telling.sentences import AGAIN, some, verb
-from qtool.telling.sentences import count as counted
 from qtool.verification.against.compared import LOST, Compared
 from qtool.verification.against.side_by_side import Floats, norm, rows_of_quant
 from qtool.verification.finding import Finding

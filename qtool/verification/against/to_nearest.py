@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from qtool.telling.sentences import AGAIN, some
-from qtool.telling.sentences import count as counted
+from qtool.messages.sentences import AGAIN, some
+from qtool.messages.sentences import count as counted
 from qtool.verification.against.compared import Compared
 from qtool.verification.against.single_scales import is_folded
 from qtool.verification.finding import Finding

@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from qtool.formats.safetensors_file import FLOAT_DTYPES
-from qtool.telling.sentences import count as counted
-from qtool.telling.sentences import some
+from qtool.messages.sentences import count as counted
+from qtool.messages.sentences import some
 from qtool.verification import config
 from qtool.verification.against import casts, pruned
 from qtool.verification.against.biases import as_its_rows

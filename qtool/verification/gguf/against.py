@@ -6,9 +6,9 @@ import numpy as np
 
 from qtool.gguf.source import GgufSource
 from qtool.gguf_mixtures.kinds import stored_shape
+from qtool.messages.sentences import count as counted
+from qtool.messages.sentences import some, verb
 from qtool.native.sums import checksum
-from qtool.telling.sentences import count as counted
-from qtool.telling.sentences import some, verb
 from qtool.verification.finding import Finding
 from qtool.verification.gguf.sums import Sums
 

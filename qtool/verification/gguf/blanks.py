@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from qtool import native_gguf
 from qtool.gguf_types import BY_NAME, BlockType
-from qtool.telling.sentences import AGAIN, some, verb
-from qtool.telling.sentences import count as counted
+from qtool.messages.sentences import AGAIN, some, verb
+from qtool.messages.sentences import count as counted
 from qtool.verification.against.side_by_side import Floats
 from qtool.verification.finding import Finding
 from qtool.verification.gguf.single_blocks import OffBlock, Placed

@@ -10,9 +10,9 @@ from qtool.errors import QtoolError
 from qtool.gguf.open import open_source
 from qtool.gguf.source import GgufSource
 from qtool.gguf_types import BY_NAME
+from qtool.messages.progress import Progress
 from qtool.provenance import embedded
 from qtool.record import CHECKSUM_KEY, RECIPE_KEY, SCALES_KEY
-from qtool.telling.progress import Progress
 from qtool.verification import unlike_settings
 from qtool.verification.against import compensated, swapped, to_nearest
 from qtool.verification.finding import Finding, LayerError, Verdict

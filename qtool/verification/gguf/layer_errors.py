@@ -4,8 +4,8 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from qtool.gguf.source import GgufSource
-from qtool.telling.sentences import count as counted
-from qtool.telling.sentences import some
+from qtool.messages.sentences import count as counted
+from qtool.messages.sentences import some
 from qtool.verification.against import compensated, swapped, to_nearest
 from qtool.verification.against.compared import UNEXPLAINED, WRONG
 from qtool.verification.finding import Finding, LayerError

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from qtool.gguf.source import GgufSource, SourceTensor
 from qtool.gguf.to_hf.hf_tensor import floats_of
 from qtool.gguf_mixtures.kinds import stored_shape
-from qtool.telling.sentences import AGAIN, verb
-from qtool.telling.sentences import count as counted
+from qtool.messages.sentences import AGAIN, verb
+from qtool.messages.sentences import count as counted
 from qtool.verification.against import swapped, to_nearest
 from qtool.verification.against.compared import Compared
 from qtool.verification.against.factors import LEAST, WORTH

@@ -15,8 +15,8 @@ from qtool.gguf.second_scales import (
     with_scales,
 )
 from qtool.gguf.source import GgufSource
-from qtool.telling.sentences import count as counted
-from qtool.telling.sentences import some
+from qtool.messages.sentences import count as counted
+from qtool.messages.sentences import some
 from qtool.verification.finding import Finding
 from qtool.verification.gguf.tensors import row_of
 

@@ -11,8 +11,8 @@ from typing import Any
 from qtool.formats.gguf_values import Kind, Value
 from qtool.gguf.source import GgufSource
 from qtool.gguf.to_hf.keys import TAKEN
-from qtool.telling.sentences import count as counted
-from qtool.telling.sentences import some
+from qtool.messages.sentences import count as counted
+from qtool.messages.sentences import some
 from qtool.verification.finding import Finding
 from qtool.verification.unlike_settings import VOCABULARY, is_number, unlike
 

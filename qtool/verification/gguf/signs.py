@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool.gguf_types import BlockType
-from qtool.telling.sentences import AGAIN, some
-from qtool.telling.sentences import count as counted
+from qtool.messages.sentences import AGAIN, some
+from qtool.messages.sentences import count as counted
 from qtool.verification.finding import Finding
 from qtool.verification.gguf.single_blocks import Placed
 

@@ -20,8 +20,8 @@ from typing import Self
 import numpy as np
 
 from qtool.gguf_types import BY_NAME
-from qtool.telling.sentences import AGAIN
-from qtool.telling.sentences import count as counted
+from qtool.messages.sentences import AGAIN
+from qtool.messages.sentences import count as counted
 from qtool.verification.against.off_scales import LEAST, MANY, NEAR, OFF, worth
 from qtool.verification.against.side_by_side import Floats, square_of, sums_of_products
 from qtool.verification.against.single_scales import as_words, worst

@@ -21,8 +21,8 @@ from qtool.gguf.to_hf.gemma4 import put_blocks
 from qtool.gguf.to_hf.keys import one_for_all
 from qtool.gguf.to_hf.latent import put_whole_latents
 from qtool.gguf_mixtures.kinds import layer_of, stored_shape
-from qtool.telling.sentences import count as counted
-from qtool.telling.sentences import some
+from qtool.messages.sentences import count as counted
+from qtool.messages.sentences import some
 from qtool.verification.finding import Finding
 
 _COMPUTED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")

@@ -17,7 +17,7 @@ from qtool.converting.run import convert
 from qtool.converting.targets import target
 from qtool.formats.gguf_file import GgufFile
 from qtool.hub import resolve
-from qtool.telling.progress import Progress
+from qtool.messages.progress import Progress
 from support.runs import quantizing
 
 MATRICES, TENSORS = 7, 11  # of the model below

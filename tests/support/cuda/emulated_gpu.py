@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from qtool.cuda.device import Device, open_gpu
+from qtool.messages.progress import Progress
 from qtool.quantizing import pipeline
 from qtool.recipe.recipe import load
 from qtool.runs.request import Request
-from qtool.telling.progress import Progress
 from support.cuda.cuda_emulation import Emulator, OnGpu
 from support.cuda.emulated_cuda import Cuda, emulated
 

@@ -8,9 +8,9 @@ import pytest
 from qtool.artifacts.artifact import Artifact
 from qtool.fitting.fit import fit
 from qtool.fitting.request import FitRequest, Fitted
+from qtool.messages.progress import Progress
 from qtool.recipe.recipe import load
 from qtool.scheme import GroupQuant
-from qtool.telling.progress import Progress
 from support.runs.quantizing import first_blocks_of_tiny
 
 SMALL = ("--samples", 4, "--length", 64)

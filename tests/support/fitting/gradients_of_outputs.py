@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.checkpoints.fused_experts import apart
 from qtool.gradients.block_gradients import Ends
+from qtool.messages.progress import Progress
 from qtool.streaming.skeleton import Skeleton
-from qtool.telling.progress import Progress
 from qtool.workspaces.workspace import Workspace, workspace
 from support.models import arch_models
 

@@ -14,11 +14,11 @@ from qtool.fitting.gguf_losses import Weighed, weighed
 from qtool.gguf.from_hf.source import hf_source
 from qtool.gradients import measure as sensitivities
 from qtool.gradients.sensitivity import Sensitivities, Sensitivity
+from qtool.messages.progress import Progress
 from qtool.planning.gguf.plan import make_gguf_plan
 from qtool.recipe.gguf import GgufRecipe
 from qtool.recipe.recipe import load
 from qtool.streaming.skeleton import Skeleton
-from qtool.telling.progress import Progress
 from qtool.workspaces.workspace import workspace
 from support.models import arch_models
 

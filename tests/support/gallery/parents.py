@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from qtool.hub import resolve
+from qtool.messages.progress import Progress
 from qtool.quantizing import pipeline
 from qtool.quantizing.gguf.quantize import run_gguf
 from qtool.recipe.recipe import Recipe, load
 from qtool.runs.gguf_request import GgufRequest
-from qtool.telling.progress import Progress
 from support.gallery.raw import Raw, write
 
 HIDDEN, INNER, HEADS, KEY_HEADS, WIDTH, VOCABULARY = 256, 384, 4, 2, 64, 96

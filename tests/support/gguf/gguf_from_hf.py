@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from qtool.formats.gguf_file import GgufFile
 from qtool.formats.gguf_values import Kind, Value, string, u32
 from qtool.gguf.from_hf import source as from_hf
+from qtool.messages.progress import Progress
 from qtool.quantizing.gguf.quantize import run_gguf
 from qtool.recipe.recipe import load
 from qtool.runs.gguf_request import GgufRequest
-from qtool.telling.progress import Progress
 
 
 def no_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:

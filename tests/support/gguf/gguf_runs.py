@@ -13,14 +13,14 @@ from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.checkpoints.fused_experts import apart
 from qtool.cuda.device import Device
 from qtool.gguf.to_hf import files
+from qtool.messages.progress import Progress
+from qtool.messages.summary import Summary
 from qtool.quantizing.gguf.gptq.sweeping import Sweeping
 from qtool.quantizing.gguf.quantize import run_gguf
 from qtool.recipe import recipe as recipes
 from qtool.recipe.gguf import GgufRecipe
 from qtool.runs.gguf_request import GgufRequest
 from qtool.streaming.skeleton import Skeleton
-from qtool.telling.progress import Progress
-from qtool.telling.summary import Summary
 from qtool.transforms import awq
 from support.gguf import gguf_from_hf, gguf_models
 from support.runs import quantizing

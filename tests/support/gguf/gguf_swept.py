@@ -12,7 +12,7 @@ from qtool.gguf.gptq.levels import SWEPT
 from qtool.gguf.open import open_source
 from qtool.gguf.to_hf.weights import gguf_weights
 from qtool.gguf_mixtures import kinds
-from qtool.telling.summary import OUTPUTS
+from qtool.messages.summary import OUTPUTS
 from qtool.verification.run import verify_artifact
 from support.gguf.gguf_runs import fed_blocks, write
 from support.models.small_models import checkpoint

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from qtool.hub import tiny_folder
+from qtool.messages.progress import Progress
 from qtool.quantizing import pipeline
 from qtool.quantizing.gguf.quantize import run_gguf
 from qtool.recipe.recipe import load
 from qtool.runs.gguf_request import GgufRequest
 from qtool.runs.request import Request
-from qtool.telling.progress import Progress
 from support.runs import quantizing
 from support.runs.quantizing import Call
 

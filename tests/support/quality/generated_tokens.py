@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 
 from qtool.generating.generate import Generated
+from qtool.messages.progress import Progress
 from qtool.quality.engine_inputs import activations
 from qtool.quality.forward import forward
 from qtool.quality.weights import open_weights
 from qtool.streaming.skeleton import Skeleton
-from qtool.telling.progress import Progress
 from qtool.texts.tokenizing import tokenize
 
 QUIET = Progress(quiet=True)

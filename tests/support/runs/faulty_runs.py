@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from qtool.errors import QtoolError
+from qtool.messages.progress import Progress
 from qtool.quantizing.gguf.quantize import run_gguf
 from qtool.quantizing.pipeline import run
 from qtool.recipe.gguf import GgufRecipe
 from qtool.recipe.recipe import Recipe, load
 from qtool.runs.gguf_request import GgufRequest
 from qtool.runs.request import Request
-from qtool.telling.progress import Progress
 from qtool.workspaces.journal import Journal
 from support.runs.quantizing import build, files, first_blocks_of_tiny, text_file
 

@@ -20,13 +20,13 @@ from qtool.blockwise import one_block
 from qtool.checkpoints.checkpoint import Checkpoint
 from qtool.cli import main as cli
 from qtool.hub import tiny_folder
+from qtool.messages.progress import Progress
+from qtool.messages.summary import Summary
 from qtool.planning.plan import MAX_SHARD_BYTES
 from qtool.quantizing import pipeline
 from qtool.recipe.recipe import load
 from qtool.runs.sink import Sink
 from qtool.scheme import GroupQuant, joined
-from qtool.telling.progress import Progress
-from qtool.telling.summary import Summary
 from support.models import arch_models
 
 # Every character of a small vocabulary is a token, so that any model can have this tokenizer.

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from qtool.messages.progress import Progress
+from qtool.messages.summary import Summary
 from qtool.quantizing.gguf.quantize import run_gguf
 from qtool.quantizing.pipeline import run
 from qtool.recipe.recipe import Recipe, load
 from qtool.runs.gguf_request import GgufRequest
 from qtool.runs.request import Request
-from qtool.telling.progress import Progress
-from qtool.telling.summary import Summary
 from support.runs.killed_runs import Died, dying
 from support.runs.quantizing import build, files, first_blocks_of_tiny, text_file
 

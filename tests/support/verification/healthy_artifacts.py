@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from qtool.messages.progress import Progress
 from qtool.quantizing.gguf.quantize import run_gguf
 from qtool.recipe.recipe import Recipe, load
 from qtool.runs.gguf_request import GgufRequest
-from qtool.telling.progress import Progress
 from support.gguf import gguf_models
 from support.runs import quantizing
 from support.verification.verifying import forget_digests

@@ -40,6 +40,10 @@ from qtool.gguf.second_scales import with_scales
 from qtool.gguf.source import GgufSource
 from qtool.gguf_mixtures.kinds import layer_of
 from qtool.gradients.block_gradients import Ends
+from qtool.messages.progress import Progress
+from qtool.messages.sentences import count as counted
+from qtool.messages.sentences import some as shown
+from qtool.messages.summary import TunedReport
 from qtool.methods import gptq
 from qtool.provenance.outcome import merged
 from qtool.quantizing.gguf.gptq.swept_files import OUTSIDE, SweptFiles
@@ -52,10 +56,6 @@ from qtool.recipe.methods import TuneOptions
 from qtool.streaming.allocator import give_back
 from qtool.streaming.skeleton import Skeleton
 from qtool.streaming.stream import CPU, LoadedBlock
-from qtool.telling.progress import Progress
-from qtool.telling.sentences import count as counted
-from qtool.telling.sentences import some as shown
-from qtool.telling.summary import TunedReport
 from qtool.workspaces.workspace import Workspace
 
 

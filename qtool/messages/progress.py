@@ -28,7 +28,7 @@ from rich.progress import Progress as RichProgress
 
 from qtool import __version__
 from qtool.errors import QtoolError, SourceError
-from qtool.telling.printable import printable
+from qtool.messages.printable import printable
 
 STAGES = ("download", "calibrate", "transform", "quantize", "pack", "export", "verify")
 STAGE_TITLES = {"transform": "smooth/rotate"}

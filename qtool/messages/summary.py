@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from qtool.telling.numbered import by_kind
-from qtool.telling.remarks import told_apart
+from qtool.messages.numbered import by_kind
+from qtool.messages.remarks import told_apart
 
 _SHOWN = 3  # names in a line
 OUTPUTS, WEIGHTS = "outputs", "weights"  # what a relative error is of
