@@ -196,7 +196,7 @@ def cache_text(config: Mapping[str, Any]) -> str | None:
         return None
     words = [f"{scheme.get('num_bits', 8)}-bit", scheme.get("type", "int"), "per",
              scheme.get("strategy", "tensor")]  # fmt: skip
-    when = "as they come" if scheme.get("dynamic") else "as stored"
+    when = "dynamic" if scheme.get("dynamic") else "static"
     return f"{' '.join(printable(str(word))[:20] for word in words)}, {when}"
 
 

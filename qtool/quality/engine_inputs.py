@@ -5,7 +5,7 @@
     compressed-tensors                 input_activations of the matrix's group, kv_cache_scheme
     fp8                                activation_scheme: per tensor as stored, or as inputs come,
                                        per token or per 128 columns where weights have blocks
-    qserve                             int8 per token; keys and values as they come
+    qserve                             int8 per token; keys and values dynamic
     bitsandbytes                       int8 but for columns with outliers, llm_int8_threshold
     modelopt                           FP8 and NVFP4 on both sides, by what each matrix is stored
                                        as; kv_cache_quant_algo
@@ -208,10 +208,10 @@ def _said(arguments: Mapping[str, Any]) -> str:
     """QuantizationArgs in a few words."""
     when = arguments.get("dynamic")
     words = (
+        "dynamic" if when else "static",
         f"{arguments.get('num_bits', 8)}-bit",
         arguments.get("type") or "int",
         "per",
         arguments.get("strategy") or "tensor",
-        "as they come" if when else "as stored",
     )
     return " ".join(str(word) for word in words)

@@ -11,7 +11,7 @@ SAFETENSORS = "safetensors, AWQ, GPTQ, MLX and others"
 COMPRESSED = "safetensors, compressed-tensors and FP8"
 _GGUF_GROUPS = (
     ("GGUF, K-quants", ("q6_k", "q5_k", "q4_k", "q3_k", "q2_k")),
-    ("GGUF, lattices and curved grids", ("iq",)),
+    ("GGUF, i-quants", ("iq",)),
     ("GGUF, one scale for 32 weights", ("q8_0", "q5_", "q4_")),
     ("GGUF, for models trained or made for it", ("mxfp4_moe", "tq", "q2_0", "q1_0")),
     ("GGUF, unquantized", ("f", "bf16")),

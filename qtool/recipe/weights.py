@@ -168,8 +168,8 @@ class Override(Table):
 
 
 class Activations(Table):
-    """Inputs of the quantized layers, which the engine rounds: with scales of its own making, one
-    for each token or group of features, or with one scale for all that is measured beforehand."""
+    """Inputs of the quantized layers, which the engine rounds: with dynamic scales, one for each
+    token or group of features, or with a static one per tensor, which is calibrated."""
 
     bits: Literal[4, 8] = Field(description="8; 4 of nvfp4 and mxfp4, of int for evaluations only")
     type: Literal["int", "float", "nvfp4", "mxfp4"] = Field(
@@ -254,7 +254,8 @@ class KvCache(Table):
         default="tensor", description="one scale a layer, or one for each of its heads"
     )
     dynamic: bool = Field(
-        default=False, description="true: a scale and a zero for each token and head, as they come"
+        default=False,
+        description="true: a scale and a zero for each token and head, told at run time",
     )
 
     check_type = field_validator("type", mode="before")(_no_e5m2)

@@ -305,8 +305,8 @@ def test_what_is_not_simulated_is_said(root: Path, call: Call, tmp_path: Path) -
     common = ("eval", artifact, "--text", root / "text.txt", "--windows", 2, "--length", 16)
     protocol = json.loads(call(*common, "--json").out)["protocol"]
     assert protocol["activations"] == protocol["kv_cache"] == "float32"
-    expected = "8-bit int per channel as they come"
-    kept = "the KV cache: 8-bit int per tensor as they come"
+    expected = "dynamic 8-bit int per channel"
+    kept = "the KV cache: dynamic 8-bit int per tensor"
     assert protocol["not_simulated"] == [expected, kept]
     assert f"not simulated: {expected}" in call(*common).out
     said = call("compare", *common[1:], "--against", "tiny")

@@ -159,7 +159,7 @@ def test_verify_knows_the_scales(text: Path, tmp_path: Path) -> None:
     assert not verify_artifact(out, engine="vllm").findings
     with pytest.raises(UnsupportedError, match="convert or quantize the model that it was made of"):
         artifact_model(out, None)
-    assert ("KV cache", "8-bit float per attn_head, as stored") in inspect(out).summary()
+    assert ("KV cache", "8-bit float per attn_head, static") in inspect(out).summary()
     name = "model.layers.1.self_attn.k_scale"
     for number, (value, said) in enumerate(
         [

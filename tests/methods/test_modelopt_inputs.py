@@ -92,4 +92,4 @@ def test_a_scale_that_lacks(tmp_path: Path) -> None:
 
 def test_a_cache_of_another_kind_is_said(tmp_path: Path) -> None:
     found = declared(write(tmp_path, "NVFP4", 4, kv_cache_quant_algo="NVFP4"))
-    assert found.not_simulated == ("the KV cache: 4-bit NVFP4 per tensor as stored",)
+    assert found.not_simulated == ("the KV cache: static 4-bit NVFP4 per tensor",)
