@@ -145,7 +145,7 @@ def _kind(field: dict[str, Any], schema: dict[str, Any]) -> str:
         )
         if name in field
     ]  # fmt: skip
-    names = {"string": "text", "boolean": "true, false", "integer": "integer"}
+    names = {"string": "text", "boolean": "true, false"}
     return " ".join([names.get(str(field.get("type")), str(field.get("type"))), *bounds])
 
 

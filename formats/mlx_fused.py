@@ -3,8 +3,7 @@ three stacks: gpt-oss and Llama 4.
 
     mlx-lm        ...experts.gate_proj, up_proj, down_proj   codes [experts, out, words], scales ...
                                                              and of gpt-oss .bias [experts, out]
-    checkpoints   ...experts.gate_up_proj   [experts, in, 2 * out]   of gpt-oss gate and up
-    interleaved
+    checkpoints   ...experts.gate_up_proj   [experts, in, 2 * out]   gpt-oss: interleaved
                   ...experts.down_proj      [experts, in, out]
                   ...experts.gate_up_proj_bias      [experts, 2 * out], and down_proj_bias
 
@@ -31,7 +30,7 @@ else:
     from qtool.lazy_numpy import np
 
 # By model_type: whether gate and up are interleaved.
-IN_TURN = {"gpt_oss": True, "llama4": False}
+INTERLEAVED = {"gpt_oss": True, "llama4": False}
 _STACK = re.compile(
     r"(.+\.experts)\.((?:gate|up|down)_proj)\.(weight|scales|biases|bias|global_scale)"
 )
@@ -61,7 +60,7 @@ class Whole:
 def part_of(name: str, tensors: Mapping[str, TensorInfo], kind: str) -> tuple[str, str] | None:
     """What stands before and behind an expert's number in the names of a stack's parts; None of
     anything but a stack with codes."""
-    found = _STACK.fullmatch(name) if kind in IN_TURN else None
+    found = _STACK.fullmatch(name) if kind in INTERLEAVED else None
     if found is None or f"{found[1]}.{found[2]}.scales" not in tensors:
         return None
     return f"{found[1]}.", f".{found[2]}.{found[3]}"
@@ -71,7 +70,7 @@ def wholes(shapes: Mapping[str, tuple[int, ...]], kind: str) -> dict[str, Whole]
     """The checkpoint's tensors by name, of the parts that are there; FormatError where some of one
     are missing. shapes: of every matrix and tensor by its name."""
     by_whole: dict[str, dict[int, dict[str, str]]] = defaultdict(lambda: defaultdict(dict))
-    for name in shapes if kind in IN_TURN else ():
+    for name in shapes if kind in INTERLEAVED else ():
         if found := _PART.fullmatch(name):
             down = found[3] == "down_proj"
             whole = f"{found[1]}.{'down_proj' if down else 'gate_up_proj'}"
@@ -86,5 +85,5 @@ def wholes(shapes: Mapping[str, tuple[int, ...]], kind: str) -> dict[str, Whole]
             raise FormatError(f"{whole}: its experts' gate and up are not there alike in all")
         rows, *columns = next(shape for shape in kinds if shape is not None)
         shape = (len(parts), *columns, rows * len(wanted))
-        out[whole] = Whole(shape, parts, IN_TURN[kind])
+        out[whole] = Whole(shape, parts, INTERLEAVED[kind])
     return out

@@ -1,4 +1,4 @@
-/* A panel of as many blocks as there are lanes: filled from rows, turned so that a lane is a block,
+/* A panel of as many blocks as there are lanes: filled from rows, transposed so that a lane is a block,
  * and written as bytes. On a GPU, cuda/lane_panel.h is in its place. */
 #ifndef QTOOL_GGUF_PANEL_H
 #define QTOOL_GGUF_PANEL_H

@@ -80,7 +80,7 @@ def calibrated_on(found: object) -> tuple[str, dict[str, Any]] | None:
         words += f", seed {seed}"
         told.add("seed")
     if isinstance(precision, str) and 0 < len(precision) <= _LONGEST:
-        words += f", products in {precision}"
+        words += f", matmuls in {precision}"
         told.add("precision")
     return words, {key: value for key, value in found.items() if key not in told}
 

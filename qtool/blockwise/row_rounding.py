@@ -66,7 +66,7 @@ def round_rows(
     """Round the rows of weight [out, in], part by part, each with what those before it lost.
 
     rows: as factored() has it. rounded: of some rows, and which they are, what becomes of each,
-    whatever the others are. device: that makes rows up for others; the caller has it alone.
+    whatever the others are. device: that updates the rows that remain; the caller has it alone.
     """
     rows = factored(rows, spread, device)
     upper, order = rows.upper, rows.order

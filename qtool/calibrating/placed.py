@@ -254,7 +254,7 @@ class Passage:
 
     @contextmanager
     def placed(self, block: LoadedBlock) -> Iterator[tuple[LoadedBlock, Stream, Workers]]:
-        """placed() of a block, in which products are of the precision."""
+        """placed() of a block, in which matmuls are of the precision."""
         with (
             matmuls_in(self.precision),
             placed(self.device, self.calls, block, self.stream, self.workers) as found,

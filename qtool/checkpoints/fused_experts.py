@@ -47,7 +47,7 @@ class Fused:
     gate_up: TensorInfo
     down: TensorInfo
     transposed: bool  # [experts, in, out]
-    interleaved: bool = False  # rows of gate and up by turns
+    interleaved: bool = False  # rows of gate and up alternate
 
 
 @dataclass(frozen=True)

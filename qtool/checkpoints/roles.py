@@ -25,7 +25,6 @@ FUSED_EXPERTS = "experts fused in one tensor, which are not taken apart for this
 LEFT_FUSED = "experts fused in one tensor, of which the recipe quantizes none"
 NO_LINEAR = "a parameter that is no linear layer's weight"
 OUTSIDE = "outside the decoder blocks"
-_NOT_RUN = "that the model class runs (multi-token prediction or the like)"
 
 
 @dataclass(frozen=True)
@@ -34,6 +33,9 @@ class Role:
 
     block: int | None
     reason: str | None  # None: a linear layer
+    mtp: bool = (
+        False  # a matrix, or experts, of multi-token prediction, which the class does not run
+    )
 
 
 def roles_of(tensors: Mapping[str, TensorInfo], blocks: BlockStack) -> dict[str, Role]:
@@ -46,25 +48,14 @@ def roles_of(tensors: Mapping[str, TensorInfo], blocks: BlockStack) -> dict[str,
 def _role(name: str, info: TensorInfo, blocks: BlockStack, expert_parents: frozenset[str]) -> Role:
     start = blocks.prefix + "."
     block = number_of(name[len(start) :].split(".", 1)[0]) if name.startswith(start) else None
+    mtp = len(info.shape) > 1
     if block is None:
-        return Role(None, outside_reason(name))
+        reason = outside_reason(name)
+        return Role(None, reason, mtp and reason == OUTSIDE and bool(AHEAD.search(name)))
     if block >= blocks.count:
-        return Role(
-            None,
-            f"block {block} is beyond the {blocks.count} {_NOT_RUN}",
-        )
+        beyond = f"block {block} is beyond the {blocks.count} that the model class runs"
+        return Role(None, f"{beyond} (multi-token prediction or the like)", mtp)
     return Role(block, _inside(name, info, expert_parents))
-
-
-def is_mtp_matrix(name: str, reason: str) -> bool:
-    """Whether a tensor is one of multi-token prediction that an override may mean.
-
-    reason: why it is no linear layer of the decoder.
-    """
-    matrix = name.endswith(".weight") and "norm" not in name
-    return matrix and (
-        reason.endswith(_NOT_RUN) or (reason == OUTSIDE and bool(AHEAD.search(name)))
-    )
 
 
 def is_rotation(name: str) -> bool:

@@ -105,9 +105,8 @@ class Plain(View):
 def plain_view(path: Path, watch: Watch | None = None) -> Plain:
     """The view; QtoolError for what `convert --to hf` refuses, and UnsupportedError where that puts
     experts together that lie one by one. watch: is shown what is stored, and what is made of it."""
-    model = artifact_model(
-        path, None, sound=False, watch=watch
-    )  # to read all of it is for who makes a copy
+    # Not sound: to read all of it is for who makes a copy.
+    model = artifact_model(path, None, sound=False, watch=watch)
     checkpoint = model.checkpoint
     assert checkpoint is not None
     to_checkpoint.check_floats(model)

@@ -12,7 +12,8 @@ each other and of their neighbours, and errors likewise,
 
 An expert's sums are over the tokens that it read. An embedding is a matrix that reads one row at a
 time: each counts as often as the text is likely to ask for it, and its columns count as the
-gradient by them says, which is taken back from all that comes of them before the blocks.
+gradient by them says, which is backpropagated through all that is computed from them before the
+blocks.
 
 The forward pass keeps the hidden states before each block on the disk, the backward pass takes
 the blocks from the last to the first: one block in memory at a time, and a micro-batch a thread.
@@ -248,8 +249,8 @@ def _through_block(
             tensors[place] = tensor
         seen: Seen = {}
         try:
-            seeing = nullcontext() if back_alone else observed(index, seen)
-            with torch.enable_grad(), seeing:
+            observing = nullcontext() if back_alone else observed(index, seen)
+            with torch.enable_grad(), observing:
                 # Some blocks add to what they are given in place, which a leaf does not allow.
                 parts = iter([t.clone() if t.requires_grad else t for t in tensors])
                 output = block.outputs(block.module, states.clone(), with_tensors(call, parts))

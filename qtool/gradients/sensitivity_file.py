@@ -15,9 +15,8 @@ import numpy as np
 from qtool.gradients.sensitivity import Sensitivity
 from qtool.native.sums import checksum
 
-Named = list[
-    tuple[str, int, Sensitivity]
-]  # a checkpoint tensor, an expert's number or -1, and its sensitivity
+# A checkpoint tensor, an expert's number or -1, and what its errors cost.
+Named = list[tuple[str, int, Sensitivity]]
 
 
 def write(path: Path, named: Named) -> dict[str, Any]:

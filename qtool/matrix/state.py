@@ -109,7 +109,7 @@ class State:
             if keys == [PRECISION]:
                 there, now = (found.get(PRECISION, "float32") for found in (known, wanted))
                 raise ResumeError(
-                    f"{artifact}: was calibrated with products in {there}, and this run makes them "
+                    f"{artifact}: was calibrated with matmuls in {there}, and this run makes them "
                     f"in {now} (calibration.precision); remove it, or choose another -o"
                 )
             raise ResumeError(

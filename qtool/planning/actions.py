@@ -41,7 +41,7 @@ def decided(
     untied = _untie(checkpoint, actions, compare_all)  # before MLX has the embedding quantized
     actions |= {name: one for name, one in untied.items() if isinstance(one, Dropped)}
     heads.quantize_outside(recipe, actions, kind, says_tied and not heads.has_own(actions))
-    warnings = override(recipe, actions, fused)
+    warnings = override(recipe, actions, fused, {name for name, role in roles.items() if role.mtp})
     no_place: Action = Dense("unknown to the model class")
     actions |= {n: no_place for n in unknown if isinstance(actions[n], Scheme)}
     fit(recipe, tensors, actions)

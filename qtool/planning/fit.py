@@ -6,14 +6,14 @@ stored alike.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import translate
 from math import gcd, prod
 
 from qtool.checkpoints import structure
 from qtool.checkpoints.padding import KEY, shape_padded
-from qtool.checkpoints.roles import FUSED_EXPERTS, LEFT_FUSED, Role, is_mtp_matrix
+from qtool.checkpoints.roles import FUSED_EXPERTS, LEFT_FUSED, Role
 from qtool.errors import FormatError, UnsupportedError
 from qtool.formats import FORMATS
 from qtool.formats.facts import Options
@@ -43,12 +43,15 @@ def by_role(recipe: Recipe, roles: Mapping[str, Role]) -> dict[str, Action]:
 
 
 def override(
-    recipe: Recipe, actions: dict[str, Action], parts: Mapping[str, Sequence[str]] | None = None
+    recipe: Recipe,
+    actions: dict[str, Action],
+    parts: Mapping[str, Sequence[str]] | None = None,
+    mtp: Collection[str] = (),
 ) -> list[str]:
     """Apply the recipe's overrides; the sentences about those that match nothing.
 
     parts: of fused experts that stay fused, the names of their matrices, by which overrides mean
-    them, too.
+    them, too. mtp: matrices of multi-token prediction, which stay dense.
     """
     parts = parts or {}
     warnings = []
@@ -84,7 +87,7 @@ def override(
         if not hits:
             but = f", but {_staying(dense)}" if dense else ""
             warnings.append(f"{said} matches no quantized tensor{but}")
-        elif ahead := [(name, reason) for name, reason in dense if is_mtp_matrix(name, reason)]:
+        elif ahead := [one for one in dense if one[0] in mtp]:
             warnings.append(f"{NOTE}{said} also matches {_staying(ahead)}")
     left = [name for name in parts if actions[name] == Dense(FUSED_EXPERTS)]
     actions |= {name: Dense(_left_fused(recipe, name, parts[name])) for name in left}

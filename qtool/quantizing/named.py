@@ -20,7 +20,7 @@ from qtool.errors import SourceError
 from qtool.gguf.importance.imatrix import Importance, write_importance
 from qtool.provenance.record import environment
 from qtool.workspaces import already, program
-from qtool.workspaces.differences import DEVICE
+from qtool.workspaces.differences import DEVICE, AnotherRun, told
 from qtool.workspaces.identity import file_facts
 from qtool.workspaces.journal import Journal
 from qtool.workspaces.lock import acquire
@@ -102,7 +102,8 @@ def _seem_finished(out: Path | None, imatrix: Path | None) -> bool:
 
 
 def _has_name(out: Path | None, imatrix: Path | None, facts: Mapping[str, Any] | None) -> bool:
-    """Whether an importance matrix is that of a run that was killed before it named `out`."""
+    """Whether an importance matrix is that of a run that was killed before it named `out`; of other
+    facts it is refused."""
     if out is None or imatrix is None or not imatrix.is_file():
         return False
     folder = partial(Path(os.path.realpath(out)))
@@ -113,8 +114,17 @@ def _has_name(out: Path | None, imatrix: Path | None, facts: Mapping[str, Any] |
     try:
         with closing(Journal(folder / "journal")) as journal:
             both = journal.done.get(_BOTH)
-            same = facts is None or journal.facts == _as_noted(facts)
-            return both is not None and same and _digest(imatrix) == both["imatrix"]
+            if both is None or _digest(imatrix) != both["imatrix"]:
+                return False
+            before, now = journal.facts, {} if facts is None else _as_noted(facts)
+            others = {key: (before.get(key), one) for key, one in now.items()}
+            if others := {key: pair for key, pair in others.items() if pair[0] != pair[1]}:
+                raise AnotherRun(
+                    f"{imatrix}: is of a run that was killed before {out} had its name, and "
+                    f"this command is not the one that began it: {told(others)}; to start over, "
+                    "remove it"
+                )
+            return True
     finally:
         os.close(lock)
 

@@ -66,7 +66,7 @@ PAD: Any = Field(
     description="intermediate widths get zeros up to a multiple of this; 0: they stay",
 )
 
-Precision = Literal["float32", "bfloat16"]  # of products; see qtool.streaming.precision
+Precision = Literal["float32", "bfloat16"]  # of matmuls; see qtool.streaming.precision
 PRECISIONS = get_args(Precision)
 
 

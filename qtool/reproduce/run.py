@@ -232,9 +232,9 @@ def _environments(record: Embedded, made: Embedded) -> tuple[dict[str, Any] | No
     if record.environment is None:
         return None, here
     recorded = dict(record.environment)
-    products = [(one.calibration or {}).get("precision", "float32") for one in (record, made)]
-    if products[0] != products[1]:
-        recorded["products"], here["products"] = products
+    matmuls = [(one.calibration or {}).get("precision", "float32") for one in (record, made)]
+    if matmuls[0] != matmuls[1]:
+        recorded["matmuls"], here["matmuls"] = matmuls
     return recorded, here
 
 

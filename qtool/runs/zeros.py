@@ -43,13 +43,13 @@ class Zeros:
             self._seen.add(names[bisect_right(starts, start) - 1])
 
     def made(self, name: str, raw: NDArray[np.uint8]) -> None:
-        """Bytes of a tensor that lies there as codes."""
+        """Bytes of what is made of a tensor that lies there as codes."""
         if raw.size and may_have_zeros(raw):
             self._seen.add(name)
 
     @cached_property
     def _checkpoint(self) -> Checkpoint:
-        # As it lies there, whatever is made of it.
+        """As its numbers are read: of a quantized one those that codes stand for."""
         from qtool.converting.source import plain
 
         found = plain(self._path) if self._requantize else None
@@ -57,7 +57,7 @@ class Zeros:
 
     @property
     def _stored(self) -> Checkpoint:
-        """What is read where the numbers are shown that codes stand for."""
+        """As it lies there, whatever is made of it."""
         found = self._checkpoint
         return found.original if isinstance(found, View) else found
 

@@ -6,7 +6,7 @@
 Forward and backward passes go through blocks and head; Gram matrices are of what they meet. All
 that decides what a weight becomes stays as it is: searches, proofs, factors and sweeps, tuning, and
 rotations that are learned. Only CPUs that multiply tiles of bfloat16 (AMX, Xeons since 2023) gain
-by it; on others, and on a GPU, products are float32.
+by it; on others, and on a GPU, matmuls are float32.
 
 The switch is of the process: whatever else multiplies in it meanwhile does so, too.
 
@@ -34,24 +34,24 @@ _ALONE = threading.RLock()
 
 @contextmanager
 def matmuls_in(precision: Precision) -> Iterator[None]:
-    """Within, products of matrices on the CPU, of all threads; or within another of the same
+    """Within, matmuls on the CPU, of all threads; or within another of the same
     thread. Those of other threads wait."""
-    products = getattr(torch.backends.mkldnn, "matmul", None)
-    if products is None:  # torch before 2.9 has float32 alone
+    setting = getattr(torch.backends.mkldnn, "matmul", None)
+    if setting is None:  # torch before 2.9 has float32 alone
         yield
         return
     with _ALONE:
-        before = products.fp32_precision
-        products.fp32_precision = _THEIRS[precision]
+        before = setting.fp32_precision
+        setting.fp32_precision = _THEIRS[precision]
         try:
             yield
         finally:
-            products.fp32_precision = before
+            setting.fp32_precision = before
 
 
 @cache
 def has_bfloat16() -> bool:
-    """Whether products are any other for it on this CPU."""
+    """Whether matmuls are any other for it on this CPU."""
     with matmuls_in("bfloat16"):
         made = torch.full((_WIDTH, _WIDTH), _FINER) @ torch.eye(_WIDTH)
     return bool((made == 1).all())

@@ -218,7 +218,7 @@ def find_pair(block: LoadedBlock, found: BlockSites, stream: Stream) -> Pair | s
 
 
 def sharings(head_dim: int) -> Iterator[NDArray[np.int64]]:
-    """Which channels of a head may have to share: none, or pairs of those that are turned."""
+    """Which channels of a head may have to share: none, or pairs of those that are rotated."""
     channel = np.arange(head_dim)
     yield channel
     parts = (n for n in range(2, head_dim + 1, 2) if head_dim % n == 0 or 8 * n % head_dim == 0)

@@ -32,7 +32,7 @@ def none_recorded(artifact: Path) -> Finding:
         why = "a GGUF file holds no digest of itself; `quantize --provenance` states one beside it"
     else:
         why = f"no {FILE_NAME} records any"
-    return Finding("note", CHECK, "", f"no digests to compare with ({why}): turned bits go unseen")
+    return Finding("note", CHECK, "", f"no digests to compare with ({why}): flipped bits go unseen")
 
 
 def check_digests(artifact: Path, recorded: Any, known: dict[Path, str]) -> Iterator[Finding]:

@@ -16,7 +16,7 @@ from qtool.workspaces.program import CODE, VERSION
 RECIPE, SHARDS, LAYOUT = "recipe", "size of a shard", "layout of its files"
 DEVICE = "device"  # cpu, or the name of a GPU
 HEADER = "header of its file"
-PRECISION = "precision of products"  # over the calibration text, as they are made here
+PRECISION = "precision of matmuls"  # over the calibration text, as they are made here
 _OPTIONS = {f"calibration.{key}": f"--{key}" for key in ("samples", "length", "seed")}
 _TEXT = "calibration.source"
 _SHOWN = 4  # differences in a sentence

@@ -96,7 +96,7 @@ def mounted(kind: str, work: Path, nbytes: int) -> Iterator[Path]:
         system("umount", folder)
 
 
-class Bar:
+class Benchmark:
     """Cases, one after another, and whether all were as they should be."""
 
     def __init__(self, recipe: str, model: Path, work: Path) -> None:
@@ -168,80 +168,80 @@ def fill(folder: Path, leave: int) -> None:
             left -= file.write(bytes(min(left, MIB)))
 
 
-def begin(bar: Bar, kind: str) -> None:
-    size = sum(path.stat().st_size for path in files_of(bar.work / "whole"))
-    with mounted(kind, bar.work, max(4 * MIB, size // 2)) as folder:
+def begin(bench: Benchmark, kind: str) -> None:
+    size = sum(path.stat().st_size for path in files_of(bench.work / "whole"))
+    with mounted(kind, bench.work, max(4 * MIB, size // 2)) as folder:
         if shutil.disk_usage(folder).free > size:
             fill(folder, size // 2)
-        bar.refused(f"begin {kind}", folder / "out", bar.run(folder / "out"), "its disk has ")
+        bench.refused(f"begin {kind}", folder / "out", bench.run(folder / "out"), "its disk has ")
         left = [path.name for path in folder.iterdir() if path.name.startswith(".out")]
-        bar.tell(f"begin {kind}, left", not left, str(left))
+        bench.tell(f"begin {kind}, left", not left, str(left))
 
 
 def files_of(out: Path) -> list[Path]:
     return [out] if out.is_file() else [path for path in out.rglob("*") if path.is_file()]
 
 
-def full(bar: Bar, kind: str) -> None:
-    _full(bar, kind, "full", 0)
+def full(bench: Benchmark, kind: str) -> None:
+    _full(bench, kind, "full", 0)
 
 
-def full_journal(bar: Bar, kind: str) -> None:
-    _full(bar, kind, "full-journal", 12_000)
+def full_journal(bench: Benchmark, kind: str) -> None:
+    _full(bench, kind, "full-journal", 12_000)
 
 
-def _full(bar: Bar, kind: str, name: str, leave: int) -> None:
-    size = sum(path.stat().st_size for path in files_of(bar.work / "whole"))
-    with mounted(kind, bar.work, 2 * size + 32 * MIB) as folder:
+def _full(bench: Benchmark, kind: str, name: str, leave: int) -> None:
+    size = sum(path.stat().st_size for path in files_of(bench.work / "whole"))
+    with mounted(kind, bench.work, 2 * size + 32 * MIB) as folder:
         out = folder / "out"
-        ended = bar.run(out, steps=3, action=lambda: fill(folder, leave))
-        bar.refused(f"{name} {kind}", out, ended, "the disk is full")
-        bar.refused(f"{name} {kind}, still", out, bar.run(out), "the disk is full")
+        ended = bench.run(out, steps=3, action=lambda: fill(folder, leave))
+        bench.refused(f"{name} {kind}", out, ended, "the disk is full")
+        bench.refused(f"{name} {kind}, still", out, bench.run(out), "the disk is full")
         (folder / "filler").unlink()
-        bar.goes_on(f"{name} {kind}", out)
+        bench.goes_on(f"{name} {kind}", out)
 
 
-def read_only(bar: Bar, kind: str) -> None:
-    with mounted(kind, bar.work, 32 * MIB) as folder:
+def read_only(bench: Benchmark, kind: str) -> None:
+    with mounted(kind, bench.work, 32 * MIB) as folder:
         system("mount", "-o", "remount,ro", folder)
         out = folder / "out"
-        bar.refused(f"read-only {kind}", out, bar.run(out), "Read-only file system")
+        bench.refused(f"read-only {kind}", out, bench.run(out), "Read-only file system")
         system("mount", "-o", "remount,rw", folder)
-        bar.goes_on(f"read-only {kind}", out, kept=False)
+        bench.goes_on(f"read-only {kind}", out, kept=False)
         (folder / "inside").mkdir(mode=0o555)
         out = folder / "inside" / "out"
-        ended = bar.run(out, prefix=LIMITED)
-        bar.refused(f"no right to write {kind}", out, ended, "Permission denied")
+        ended = bench.run(out, prefix=LIMITED)
+        bench.refused(f"no right to write {kind}", out, ended, "Permission denied")
 
 
-def unreadable(bar: Bar, _: str) -> None:
-    model, out = copied(bar), bar.work / "out"
+def unreadable(bench: Benchmark, _: str) -> None:
+    model, out = copied(bench), bench.work / "out"
     weights = model / "model.safetensors"
     weights.chmod(0)
-    ended = bar.run(out, model=model, prefix=LIMITED)
-    bar.refused("unreadable", out, ended, "model.safetensors: cannot be read (Permission denied)")
+    ended = bench.run(out, model=model, prefix=LIMITED)
+    bench.refused("unreadable", out, ended, "model.safetensors: cannot be read (Permission denied)")
     weights.chmod(0o644)
-    bar.goes_on("unreadable", out, model, kept=False)
+    bench.goes_on("unreadable", out, model, kept=False)
 
 
-def copied(bar: Bar) -> Path:
+def copied(bench: Benchmark) -> Path:
     """The model by its own name, which is in a GGUF file."""
-    to = Path(tempfile.mkdtemp(dir=bar.work)) / bar.model.name
-    return shutil.copytree(bar.model, to)
+    to = Path(tempfile.mkdtemp(dir=bench.work)) / bench.model.name
+    return shutil.copytree(bench.model, to)
 
 
-def deleted(bar: Bar, _: str) -> None:
-    model, out = copied(bar), bar.work / "out"
+def deleted(bench: Benchmark, _: str) -> None:
+    model, out = copied(bench), bench.work / "out"
     weights = model / "model.safetensors"
     aside = model.parent / "aside"
-    ended = bar.run(out, model=model, steps=3, action=lambda: os.rename(weights, aside))
-    bar.refused("deleted", out, ended, "was there when the work began, and is gone")
+    ended = bench.run(out, model=model, steps=3, action=lambda: os.rename(weights, aside))
+    bench.refused("deleted", out, ended, "was there when the work began, and is gone")
     os.rename(aside, weights)
-    bar.goes_on("deleted", out, model)
+    bench.goes_on("deleted", out, model)
 
 
-def changed(bar: Bar, _: str) -> None:
-    model, out = copied(bar), bar.work / "out"
+def changed(bench: Benchmark, _: str) -> None:
+    model, out = copied(bench), bench.work / "out"
     weights = model / "model.safetensors"
     before, times = weights.read_bytes(), weights.stat()
 
@@ -250,24 +250,24 @@ def changed(bar: Bar, _: str) -> None:
             file.seek(-100, os.SEEK_END)
             file.write(b"\1")
 
-    ended = bar.run(out, model=model, steps=3, action=change)
-    bar.refused("changed", out, ended, "was changed while the work was going on")
-    bar.refused("changed, still", out, bar.run(out, model=model), "began it: source: ")
+    ended = bench.run(out, model=model, steps=3, action=change)
+    bench.refused("changed", out, ended, "was changed while the work was going on")
+    bench.refused("changed, still", out, bench.run(out, model=model), "began it: source: ")
     weights.write_bytes(before)
     os.utime(weights, ns=(times.st_atime_ns, times.st_mtime_ns))
-    bar.goes_on("changed", out, model)
+    bench.goes_on("changed", out, model)
 
 
-def removed(bar: Bar, _: str) -> None:
-    folder = bar.work / "folder"
+def removed(bench: Benchmark, _: str) -> None:
+    folder = bench.work / "folder"
     out = folder / "out"
-    ended = bar.run(out, steps=3, action=lambda: shutil.rmtree(folder))
-    bar.refused("removed", out, ended, "where the work was going on, was removed")
-    bar.goes_on("removed", out, kept=False)
+    ended = bench.run(out, steps=3, action=lambda: shutil.rmtree(folder))
+    bench.refused("removed", out, ended, "where the work was going on, was removed")
+    bench.goes_on("removed", out, kept=False)
 
 
-def clock(bar: Bar, _: str) -> None:
-    source, library = bar.work / "clock.c", bar.work / "clock.so"
+def clock(bench: Benchmark, _: str) -> None:
+    source, library = bench.work / "clock.c", bench.work / "clock.so"
     source.write_text(CLOCK)
     system("cc", "-shared", "-fPIC", "-O1", "-o", library, source)
     prefix = ["env", f"LD_PRELOAD={library}"]
@@ -275,21 +275,21 @@ def clock(bar: Bar, _: str) -> None:
     words = [*prefix, sys.executable, "-c", script]
     if "True" not in subprocess.run(words, capture_output=True, text=True, check=False).stdout:
         raise Skipped("the clock cannot be replaced here")
-    out = bar.work / "out"
+    out = bench.work / "out"
     status, said = 0, ""
 
     def stop() -> None:
         os.kill(int((journal_of(out).parent / "lock").read_text().split()[-1]), signal.SIGKILL)
 
-    status, said = bar.run(out, prefix=prefix, steps=3, action=stop)
-    bar.tell("clock, killed", status == -signal.SIGKILL and not out.exists(), f"status {status}")
-    status, said = bar.run(out, prefix=prefix)
-    fine = status == 0 and digest(out) == bar.whole and "going on with" in said
-    bar.tell("clock, again", fine, "went on" if fine else said[-300:])
+    status, said = bench.run(out, prefix=prefix, steps=3, action=stop)
+    bench.tell("clock, killed", status == -signal.SIGKILL and not out.exists(), f"status {status}")
+    status, said = bench.run(out, prefix=prefix)
+    fine = status == 0 and digest(out) == bench.whole and "going on with" in said
+    bench.tell("clock, again", fine, "went on" if fine else said[-300:])
     shutil.rmtree(out) if out.is_dir() else out.unlink(missing_ok=True)
 
 
-CASES: dict[str, tuple[Callable[[Bar, str], None], tuple[str, ...]]] = {
+CASES: dict[str, tuple[Callable[[Benchmark, str], None], tuple[str, ...]]] = {
     "begin": (begin, ("tmpfs", "ext4")),
     "full": (full, ("tmpfs", "ext4")),
     "full-journal": (full_journal, ("tmpfs", "ext4")),
@@ -313,17 +313,17 @@ def main() -> None:
         model = deep(Path(root) / "model")
         for recipe in given.recipe or ["w4g128-rtn", "q4_k_m", "w4g128-gptq"]:
             work = Path(tempfile.mkdtemp(dir=root))
-            bar = Bar(recipe, model, work)
+            bench = Benchmark(recipe, model, work)
             for name in given.only or CASES:
                 case, kinds = CASES[name]
                 for kind in kinds:
                     try:
-                        case(bar, kind)
+                        case(bench, kind)
                         checked += 1
                     except Skipped as why:
                         skipped += 1
                         print(f"{recipe:12} {name} {kind}: skipped, {why}", flush=True)
-            good &= bar.good
+            good &= bench.good
     print(f"{checked} cases checked, {skipped} not checked", flush=True)
     sys.exit(status(good, checked, skipped))
 

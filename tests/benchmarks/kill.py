@@ -13,7 +13,7 @@ step of those that are left. A
 difference in any byte, more than a block done again, or anything left beside the output, fails
 (exit status 1). HOW: importance (measured, for a GGUF file), gguf (the source is a GGUF file in
 float16), max-ram (the least budget that will do, with hidden states on the disk). With --figures
-each output's figures are added to a file, so that the bar can be run in parts; --sum adds them up.
+each output's figures are added to a file, so that it can be run in parts; --sum adds them up.
 With --fork each command is a process forked from one that has imported the libraries, which spares
 most of the time that is not at stake.
 
@@ -209,7 +209,7 @@ def least_budget(command: list[str], out: Path) -> str:
 
 
 def main() -> None:
-    """Run the bar, or a part of it."""
+    """Run the benchmark, or a part of it."""
     parser = argparse.ArgumentParser(description="SIGKILL at random moments")
     parser.add_argument("--model", action="append", help="tiny, deep or a folder; default: both")
     parser.add_argument("--recipe", action="append", help="=importance, =gguf or =max-ram")

@@ -305,7 +305,10 @@ def test_what_was_killed_between_its_two_names_is_of_its_command_alone(
     killed_before_the_last_name(lambda: call(*words), "qtool.workspaces.naming.name", monkeypatch)
     made = imatrix.read_bytes()
     other = both(root, tmp_path, 2)[0]
-    assert f"error: {imatrix}: exists; remove it" in call(*other).err
+    refused = call(*other).err
+    assert f"error: {imatrix}: is of a run that was killed before {stats} had its name" in refused
+    assert "calibration text: samples was 1, is 2" in refused
+    assert (imatrix.read_bytes(), stats.exists()) == (made, False)
     imatrix.write_bytes(b"mine")
     assert f"error: {imatrix}: exists; remove it" in call(*words).err
     assert imatrix.read_bytes() == b"mine" and not stats.exists()

@@ -34,6 +34,7 @@ from qtool.recipe.gguf import GgufRecipe
 from qtool.recipe.recipe import load
 from qtool.record import CHECKSUM_KEY
 from qtool.runs.gguf_request import GgufRequest, artifact_path
+from qtool.runs.zeros import Zeros
 from qtool.streaming.in_order import in_order
 from support.gguf import gguf_files
 from support.gguf.gguf_files import models
@@ -312,8 +313,8 @@ def test_a_source_is_closed_at_the_end(
 ) -> None:
     opened = []
 
-    def opening(path: Path, requantize: bool) -> GgufSource:
-        opened.append(open_source(path, requantize))
+    def opening(path: Path, requantize: bool, watch: Zeros | None) -> GgufSource:
+        opened.append(open_source(path, requantize, watch))
         return opened[0]
 
     monkeypatch.setattr(gguf_quantize, "open_source", opening)

@@ -33,7 +33,7 @@ from support.runs.quantizing import Call, first_block_of_tiny, first_blocks_of_t
 
 PASSES = (
     (placed, "collect"),
-    (guidance, "_sensitivities"),
+    (guidance, "_gradients"),
     (row_feedback, "_sums"),
     (sensitivities, "_through_block"),
     (sensitivities, "through_head"),
@@ -164,8 +164,8 @@ def test_other_products_are_another_environment(
         again = call("reproduce", out, "--model", model, "--calibration", text, "--json")
         assert again.out, again.err
         said = json.loads(again.out)["environment"]
-        assert said["recorded"] == {**said["here"], "products": "bfloat16"}
-        assert said["here"]["products"] == "float32"
+        assert said["recorded"] == {**said["here"], "matmuls": "bfloat16"}
+        assert said["here"]["matmuls"] == "float32"
 
 
 def test_a_run_goes_on_with_the_products_that_it_had(
@@ -182,7 +182,7 @@ def test_a_run_goes_on_with_the_products_that_it_had(
             call(*given)
         monkeypatch.setattr(precision, "has_bfloat16", lambda: False)
         other = call(*given)
-        assert other.status == 1 and "precision of products was bfloat16, is float32" in other.err
+        assert other.status == 1 and "precision of matmuls was bfloat16, is float32" in other.err
         assert "on a CPU with AMX, as where it was begun, it can be finished" in other.err
         monkeypatch.setattr(precision, "has_bfloat16", lambda: True)
         assert call(*given).status == 0

@@ -293,6 +293,14 @@ def test_overrides_of_blocks_that_predict_further_tokens(block: str, tmp_path: P
     assert said("{match: '*.1.mlp.up_proj', " + four + "}") == []
 
 
+def test_an_override_of_fused_experts_that_do_not_run_is_told(tmp_path: Path) -> None:
+    name = "mtp.layers.0.mlp.experts.gate_up_proj"
+    shapes = {**header_files.llama(), name: (4, 64, 32)}
+    sets = "overrides=[{match: '*_proj', weights: {bits: 4}}]"
+    (said,) = (one for one in plan_of(tmp_path, shapes, "w8-rtn", sets).warnings if "match" in one)
+    assert said.startswith(f"note: overrides.0: '*_proj' also matches {name}, which stays dense: ")
+
+
 def test_overrides(tmp_path: Path) -> None:
     sets = [
         "overrides=[{match: '*.down_proj', weights: {bits: 8}}, {match: '*.1.*', dense: true}, "

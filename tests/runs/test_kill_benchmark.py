@@ -1,4 +1,5 @@
-"""The bar of kills can fail: work done again is told in decoder blocks of the model at hand."""
+"""The benchmark of kills can fail: work done again is told in decoder blocks of the model at
+hand."""
 
 import importlib
 from types import ModuleType

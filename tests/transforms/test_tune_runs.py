@@ -43,11 +43,14 @@ def test_what_is_tuned(method: str, format_: str) -> None:
         ("method: tune\nformat: gptq\n" + HEAD, "no order that exists"),
         ("method: [tune, gptq]\nformat: gptq\n" + HEAD, "no order that exists"),
         ("method: [none, tune]\nformat: dense\n", "no order that exists"),
-        ("method: [gptq, tune]\nformat: bitsandbytes\n" + HEAD, "tune moves the scales of whole"),
+        (
+            "method: [gptq, tune]\nformat: bitsandbytes\n" + HEAD,
+            "tune moves the scales of integers",
+        ),
         (
             "method: [rtn, tune]\nformat: compressed-tensors\n"
             "weights: {type: nvfp4, bits: 4, group_size: 16, symmetric: true}\n",
-            "tune moves the scales of whole",
+            "tune moves the scales of integers",
         ),
         (
             "method: [gptq, tune]\nformat: compressed-tensors\n"

@@ -225,7 +225,7 @@ class _Work:
     writer: GgufWriter
     descriptor: int
     journal: Journal
-    watched: Zeros | None  # of what is rotated
+    watched: Zeros | None  # of what is rotated, or of codes
 
 
 def _encode(work: _Work, given: Given, request: GgufRequest, progress: Progress) -> None:
