@@ -38,7 +38,7 @@ def compare(
     cache: KeptReference = True,
     json_: Json = False,
 ) -> None:
-    """Measure ARTIFACTS on a text, and say which of them none of the others beats."""
+    """Measure ARTIFACTS on a text, side by side, and mark the Pareto front."""
     from qtool.api import looking
 
     if plot is not None:

@@ -28,7 +28,7 @@ def download(
     """Download what quantizing MODEL needs, and say where it lies.
 
     It goes into huggingface_hub's cache (HF_HOME), from HF_ENDPOINT, with the token of `hf auth
-    login` or HF_TOKEN. What was interrupted goes on where it ended; every file is compared with
+    login` or HF_TOKEN. What was interrupted is resumed; every file is compared with
     the digest that the hub states.
     """
     from qtool.hub.asked import asked

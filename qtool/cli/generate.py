@@ -20,12 +20,12 @@ def generate(
     threads: Threads = None,
     json_: Json = False,
 ) -> None:
-    """Let ARTIFACT go on with a text, always with the likeliest token: a smoke test.
+    """Continue a text with ARTIFACT by greedy decoding: a smoke test.
 
     On the CPU matrices are dequantized once, and kept in up to half of the memory that is
-    available; what does not fit is dequantized for each product. With --device cuda the model stays
-    there as it is stored, and single tokens are multiplied by packed 4-bit words. Engines are what
-    serves a model.
+    available; what does not fit is dequantized for each matmul. With --device cuda the model stays
+    there as it is stored, and single tokens are multiplied by packed 4-bit words (GEMV). To serve a
+    model, use an engine.
     """
     from qtool.api import looking
     from qtool.messages.progress import Progress
@@ -62,7 +62,7 @@ def lines(found: "Generated") -> list[str]:
         )
     elif found.not_kept:
         said.append(
-            f"{found.not_kept} of {found.matrices} matrices were dequantized for each product: "
+            f"{found.not_kept} of {found.matrices} matrices were dequantized for each matmul: "
             "half of the memory that is available keeps no more"
         )
     return said

@@ -68,7 +68,7 @@ def matrix(
 ) -> None:
     """Make an artifact of MODEL with each of RECIPES, from one calibration pass, and one report.
 
-    The same command goes on where an earlier one stopped. Exit status 1 where any recipe failed.
+    The same command resumes where an earlier one stopped. Exit status 1 where any recipe failed.
     """
     from qtool.streaming.allocator import share_heap
 

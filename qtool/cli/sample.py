@@ -25,7 +25,7 @@ def sample(
     fresh: Fresh = False,
     json_: Json = False,
 ) -> None:
-    """Let MODEL write a text of its own, for --calibration of `qtool quantize` and others.
+    """Generate text with MODEL, for --calibration of `qtool quantize` and others.
 
     It needs no data, and what comes out is in the languages and of the kinds that the model knows.
     The model is kept in memory as far as half of what is available goes; what does not fit is read

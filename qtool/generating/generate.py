@@ -31,7 +31,7 @@ class Generated:
     seconds: float  # of the tokens after the first
     matrices: int
     fused: int  # of them, those that single vectors are multiplied with as packed words
-    not_kept: int  # on the CPU, those that were dequantized for each product, for lack of memory
+    not_kept: int  # on the CPU, those that were dequantized for each matmul, for lack of memory
 
     @property
     def tokens_per_second(self) -> float | None:
