@@ -185,7 +185,7 @@ struct GemvSum {
 } // namespace qt
 
 /* Threads of a block; warps of it that are next to each other; of Q4_K, turns of a ring; and blocks that an
- * SM has registers for. qtool/cuda/more_tasks.py has the same. */
+ * SM has registers for. qtool/cuda/pack_gemv_tasks.py has the same. */
 #define QT_GEMV_KERNELS(X)                                          \
     X(gemv_across_4, qt::Gemv<qt::GemvWords<true, 256, 2, 2>>)      \
     X(gemv_columns_4, qt::Gemv<qt::GemvWords<false, 256, 2, 2>>)    \

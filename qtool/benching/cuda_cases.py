@@ -7,7 +7,14 @@ from typing import Any
 import numpy as np
 
 from qtool import native_gguf
-from qtool.cuda import encode_tasks, float_tasks, more_tasks, quantize_tasks, round_tasks, tasks
+from qtool.cuda import (
+    encode_tasks,
+    float_tasks,
+    pack_gemv_tasks,
+    quantize_tasks,
+    round_tasks,
+    tasks,
+)
 from qtool.cuda.tasks import Task, ceil
 from qtool.gguf.gptq.levels import levels
 from qtool.gguf_types import BY_NAME, BlockType
@@ -132,11 +139,11 @@ def _gemv(kind: str, batch: int, shape: tuple[int, int]) -> Case:
             kept.append(arrays.empty((count,), "float32"))
             return kept[-1]
 
-        kept.append(arrays.copy(np.zeros(more_tasks.counters(rows), np.int32)))
+        kept.append(arrays.copy(np.zeros(pack_gemv_tasks.counters(rows), np.int32)))
         given: dict[str, Any] = {"out": out, "room": room, "done": kept[0]}
         if kind == "q4_k":
             stored = [arrays.random((rows, BY_NAME["Q4_K"].row_bytes(cols)), "uint8")]
-            found = more_tasks.gemv_q4_k(stored[0], cols, x, **given)
+            found = pack_gemv_tasks.gemv_q4_k(stored[0], cols, x, **given)
         else:
             groups = ceil(cols, GROUP)
             shape = (cols, rows // 8) if kind == "awq" else (cols // 8, rows)
@@ -147,10 +154,10 @@ def _gemv(kind: str, batch: int, shape: tuple[int, int]) -> Case:
             ]
             words, zeros, scales = stored
             if kind == "awq":
-                found = more_tasks.gemv_awq(words, zeros, scales, GROUP, x, **given)
+                found = pack_gemv_tasks.gemv_awq(words, zeros, scales, GROUP, x, **given)
             else:
                 given["version"] = 1
-                found = more_tasks.gemv_gptq(words, zeros, scales, GROUP, x, **given)
+                found = pack_gemv_tasks.gemv_gptq(words, zeros, scales, GROUP, x, **given)
         moved = sum(int(array.nbytes) for array in (*stored, x, out))
         return Work(found, (*stored, x, out, *kept), moved)
 

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 
 from qtool.cuda.device import Device
-from qtool.cuda.more_tasks import MOST
+from qtool.cuda.pack_gemv_tasks import MOST
 from qtool.quality.packed import Packed
 from qtool.quality.reading import OnDevice
 from qtool.quality.rounded_inputs import Activations

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from qtool.artifacts.artifact import Artifact
 from qtool.artifacts.entry import Entry
-from qtool.cuda import float_tasks, more_tasks, tasks
+from qtool.cuda import float_tasks, pack_gemv_tasks, tasks
 from qtool.cuda.tasks import Task
 from qtool.formats import bits, gptq, gptq_zeros
 from qtool.formats import compressed_tensors_read as compressed
@@ -68,10 +68,10 @@ def _blocks(weights: GgufWeights, name: str, put: Put) -> Packed | None:
 
     if type_.name != "Q4_K":
         return Packed((len(rows), width), dense, None)
-    done = put(np.zeros(more_tasks.counters(len(rows)), np.int32))
+    done = put(np.zeros(pack_gemv_tasks.counters(len(rows)), np.int32))
 
     def times(x: Any, out: Out, room: Room) -> tuple[Task, ...]:
-        return more_tasks.gemv_q4_k(there, width, x, out=out, room=room, done=done)
+        return pack_gemv_tasks.gemv_q4_k(there, width, x, out=out, room=room, done=done)
 
     return Packed((len(rows), width), dense, times)
 
@@ -95,7 +95,7 @@ def _counters(shape: tuple[int, int], scheme: Scheme, scales: Any, put: Put) -> 
     """What the blocks of a product count themselves by; None where no kernel multiplies."""
     if not _fused(shape, scheme, scales):
         return None
-    return put(np.zeros(more_tasks.counters(shape[0]), np.int32))
+    return put(np.zeros(pack_gemv_tasks.counters(shape[0]), np.int32))
 
 
 def _tensor(artifact: Artifact, entry: Entry, last: str, put: Put) -> Any:
@@ -115,7 +115,9 @@ def _awq(
     done = _counters(shape, scheme, scales, put)
 
     def times(x: Any, out: Out, room: Room) -> tuple[Task, ...]:
-        return more_tasks.gemv_awq(qweight, zeros, scales, size, x, out=out, room=room, done=done)
+        return pack_gemv_tasks.gemv_awq(
+            qweight, zeros, scales, size, x, out=out, room=room, done=done
+        )
 
     return Packed(
         shape,
@@ -127,7 +129,11 @@ def _awq(
 def _fused(shape: tuple[int, int], scheme: Scheme, scales: Any) -> bool:
     """Whether the kernels that multiply 4-bit words take a matrix."""
     size = scheme.group_size if scheme.group_size > 0 else shape[1]
-    whole = shape[0] % 8 == 0 and shape[1] % more_tasks.RUN == 0 and size % more_tasks.RUN == 0
+    whole = (
+        shape[0] % 8 == 0
+        and shape[1] % pack_gemv_tasks.RUN == 0
+        and size % pack_gemv_tasks.RUN == 0
+    )
     return whole and scheme.bits == 4 and str(scales.dtype) == "torch.float16"
 
 
@@ -157,7 +163,7 @@ def _gptq(
 
     def times(x: Any, out: Out, room: Room) -> tuple[Task, ...]:
         options: dict[str, Any] = {"version": version, "out": out, "room": room, "done": done}
-        return more_tasks.gemv_gptq(qweight, zeros, scales, size, x, **options)
+        return pack_gemv_tasks.gemv_gptq(qweight, zeros, scales, size, x, **options)
 
     return Packed(shape, dense, None if done is None else times)
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from qtool.cuda import encode_tasks, float_tasks, more_tasks, quantize_tasks, running, tasks
+from qtool.cuda import encode_tasks, float_tasks, pack_gemv_tasks, quantize_tasks, running, tasks
 from qtool.gguf_types import BY_NAME
 from support.cuda.cuda_emulation import emulator
 from support.cuda.emulated_cuda import Cuda
@@ -79,7 +79,7 @@ def cases(rows: int, cols: int) -> Iterator[tuple[str, Parts, Callable[..., Part
         x = torch.randn(BATCH, cols, device="cuda").mul_(1 / 64).to(torch.float16)
 
         def make(parts: Parts, rows: int) -> torch.Tensor:
-            done = torch.zeros(more_tasks.counters(rows), dtype=int32, device="cuda")
+            done = torch.zeros(pack_gemv_tasks.counters(rows), dtype=int32, device="cuda")
             kept: list[torch.Tensor] = []
 
             def sums(count: int) -> torch.Tensor:
@@ -107,12 +107,12 @@ def cases(rows: int, cols: int) -> Iterator[tuple[str, Parts, Callable[..., Part
             yield name, parts, across, dense(lambda parts, _, out: tasks.gptq(
                 *parts, 4, GROUP, version=1, out=out))  # fmt: skip
             yield f"{name} times x", parts, across, product(lambda parts, x, given:
-                more_tasks.gemv_gptq(*parts, GROUP, x, version=1, **given))  # fmt: skip
+                pack_gemv_tasks.gemv_gptq(*parts, GROUP, x, version=1, **given))  # fmt: skip
         else:
             yield name, parts, across, dense(lambda parts, _, out: tasks.awq_gemm(
                 *parts, GROUP, out=out))  # fmt: skip
             yield f"{name} times x", parts, across, product(lambda parts, x, given:
-                more_tasks.gemv_awq(*parts, GROUP, x, **given))  # fmt: skip
+                pack_gemv_tasks.gemv_awq(*parts, GROUP, x, **given))  # fmt: skip
         del parts
 
     def encoded(parts: Parts, n: int) -> torch.Tensor:
@@ -126,7 +126,7 @@ def cases(rows: int, cols: int) -> Iterator[tuple[str, Parts, Callable[..., Part
     yield "q4_k", blocks, along, dense(lambda parts, _, out: float_tasks.gguf(
         parts[0], Q4_K, cols, out=out))  # fmt: skip
     yield "q4_k times x", blocks, along, product(lambda parts, x, given:
-        more_tasks.gemv_q4_k(parts[0], cols, x, **given))  # fmt: skip
+        pack_gemv_tasks.gemv_q4_k(parts[0], cols, x, **given))  # fmt: skip
     del blocks
 
     def codes(parts: Parts, n: int) -> torch.Tensor:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from qtool import native, native_gguf
-from qtool.cuda import more_tasks
+from qtool.cuda import pack_gemv_tasks
 from qtool.formats import gptq
 from qtool.formats.facts import Options
 from qtool.gguf_types import BY_NAME
@@ -42,7 +42,7 @@ def test_pack(emulator: Emulator, layout: str, bits: int) -> None:
         codes = placed(define.random_bits(bits, shape, np.uint8) & np.uint8((1 << bits) - 1))
         out = room(words_shape(shape, bits, layout), np.int32)
         for order in (0, 1):
-            task = more_tasks.pack(codes, bits, layout, out=out)
+            task = pack_gemv_tasks.pack(codes, bits, layout, out=out)
             found = emulator.run(task, out, order)
             np.testing.assert_array_equal(found, native.pack(codes, bits, layout), str(shape))
 
@@ -89,7 +89,7 @@ def test_turns_after_turns(emulator: Emulator, layout: str, runs: int, batch: in
     shape = (40, 20 * runs)
     exact, make, terms, floor = of_layout(layout, shape)
     x = inputs(batch, shape[1])
-    with patch.object(more_tasks, "splits_of", lambda *_: 1):
+    with patch.object(pack_gemv_tasks, "splits_of", lambda *_: 1):
         product(emulator, make(x), x, exact, terms, floor)
 
 
@@ -158,19 +158,19 @@ def test_every_one_of_them_is_compared(emulator: Emulator) -> None:
 def test_refusals() -> None:
     codes, out = placed(np.zeros((8, 64), np.uint8)), room((8, 6), np.int32)
     with pytest.raises(ValueError, match="layout rows with 5 bits, expected across 4, columns 2"):
-        more_tasks.pack(codes, 5, "rows", out=out)
+        pack_gemv_tasks.pack(codes, 5, "rows", out=out)
     with pytest.raises(ValueError, match=r"out has shape \(8, 6\), expected \(8, 8\)"):
-        more_tasks.pack(codes, 4, "rows", out=out)
+        pack_gemv_tasks.pack(codes, 4, "rows", out=out)
     blocks = placed(random_blocks(BY_NAME["Q4_K"], 2))
     y, x = room((9, 2), np.float16), inputs(9, 256)
     with pytest.raises(ValueError, match="x has 9 vectors, expected 1 to 8"):
-        more_tasks.gemv_q4_k(blocks, 256, x, out=y, room=lambda n: room((n,), np.float32))
+        pack_gemv_tasks.gemv_q4_k(blocks, 256, x, out=y, room=lambda n: room((n,), np.float32))
     quant = random_quant(4, (8, 64), 16)
     packed = gptq.pack("m", quant, Options("v2"))
     tensors = [placed(packed[f"m.{name}"]) for name in ("qweight", "qzeros", "scales")]
     with pytest.raises(ValueError, match="group_size is 16, expected -1 or a multiple of 32"):
         options: dict[str, Any] = {"version": 2, "out": room((1, 8), np.float16), "room": room}
-        more_tasks.gemv_gptq(*tensors, 16, inputs(1, 64), **options)
+        pack_gemv_tasks.gemv_gptq(*tensors, 16, inputs(1, 64), **options)
 
 
 @pytest.mark.parametrize(
@@ -184,9 +184,9 @@ def test_refusals() -> None:
 def test_blocks_that_share_rows(shape: tuple[int, int], words: int, blocks: int) -> None:
     """As many as are fastest on an H100, or nearly (see `splits_of`)."""
     for layout, columns, wanted in (("columns", 128, words), ("q4_k", 256, blocks)):
-        rows, parts, _, _ = more_tasks._BLOCKS[layout]
-        slots, runs = more_tasks.slots_of(layout, None), -(-shape[1] // columns)
-        assert more_tasks.splits_of(-(-shape[0] // rows), runs, parts, slots) == wanted
+        rows, parts, _, _ = pack_gemv_tasks._BLOCKS[layout]
+        slots, runs = pack_gemv_tasks.slots_of(layout, None), -(-shape[1] // columns)
+        assert pack_gemv_tasks.splits_of(-(-shape[0] // rows), runs, parts, slots) == wanted
 
 
 @pytest.mark.parametrize(
@@ -204,6 +204,10 @@ def test_as_many_blocks_as_a_gpu_holds(
         multi_processor_count=processors, major=capability[0], minor=capability[1]
     )
     monkeypatch.setattr("torch.cuda.get_device_properties", lambda index: found)
-    monkeypatch.setattr(more_tasks, "_gpu", more_tasks._gpu.__wrapped__)
+    monkeypatch.setattr(pack_gemv_tasks, "_gpu", pack_gemv_tasks._gpu.__wrapped__)
     x = SimpleNamespace(is_cuda=True, get_device=lambda: 1)
-    assert [more_tasks.slots_of(name, x) for name in more_tasks._BLOCKS] == [words, words, blocks]
+    assert [pack_gemv_tasks.slots_of(name, x) for name in pack_gemv_tasks._BLOCKS] == [
+        words,
+        words,
+        blocks,
+    ]

@@ -14,7 +14,7 @@ import torch
 
 from qtool import native_gguf
 from qtool.benching import cuda as bench
-from qtool.cuda import compiling, more_tasks, running
+from qtool.cuda import compiling, pack_gemv_tasks, running
 from qtool.cuda.tasks import Task
 from qtool.gguf_types import BY_NAME
 from support.cuda.cuda_emulation import Emulator, emulator, placed, room
@@ -58,7 +58,7 @@ def test_what_is_read_early(emulator: Emulator) -> None:
 
 def test_kernels_that_do_not_wait_are_refused(emulator: Emulator) -> None:
     codes, out = placed(np.ones((64, 64), np.uint8)), room((64, 8), np.int32)
-    task = more_tasks.pack(codes, 4, "rows", out=out)
+    task = pack_gemv_tasks.pack(codes, 4, "rows", out=out)
     assert emulator.fault(task, out.size) is None and not task.waits
     said = emulator.fault(replace(task, waits=True), out.size)
     assert said == "pack_rows_4: a thread does not wait for the kernels before, number 0 of 256"
@@ -81,10 +81,10 @@ def weights(kind: str, shape: tuple[int, int], seed: int) -> list[Any]:
 
 def product(kind: str, stored: list[Any], x: Any, given: dict[str, Any]) -> tuple[Task, ...]:
     if kind == "q4_k":
-        return more_tasks.gemv_q4_k(stored[0], x.shape[1], x, **given)
+        return pack_gemv_tasks.gemv_q4_k(stored[0], x.shape[1], x, **given)
     if kind == "awq":
-        return more_tasks.gemv_awq(*stored, 128, x, **given)
-    return more_tasks.gemv_gptq(*stored, 128, x, version=1, **given)
+        return pack_gemv_tasks.gemv_awq(*stored, 128, x, **given)
+    return pack_gemv_tasks.gemv_gptq(*stored, 128, x, version=1, **given)
 
 
 class Chain:
@@ -102,7 +102,7 @@ class Chain:
         rooms = empty(8 * batch * max(shapes)[0] * 8, dtype=torch.float32)
         given: dict[str, Any] = {
             "room": lambda count: rooms[:count],
-            "done": empty(more_tasks.counters(max(shapes)[0]), dtype=torch.int32),
+            "done": empty(pack_gemv_tasks.counters(max(shapes)[0]), dtype=torch.int32),
         }
         self.tasks: list[Task] = []
         for step in range(steps):
@@ -177,7 +177,7 @@ def test_weights_are_older(between: str, cuda: Cuda | None) -> None:
         kept.append(torch.empty(count, device=PLACE))
         return kept[-1]
 
-    done = torch.zeros(more_tasks.counters(128), dtype=torch.int32, device=PLACE)
+    done = torch.zeros(pack_gemv_tasks.counters(128), dtype=torch.int32, device=PLACE)
     tasks = product("awq", there, x, {"out": out, "room": rooms, "done": done})
     side = torch.cuda.Stream() if between == "an event" else torch.cuda.current_stream()
     side.wait_stream(torch.cuda.current_stream())

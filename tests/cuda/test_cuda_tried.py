@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from qtool import native_gguf
-from qtool.cuda import compiling, more_tasks
+from qtool.cuda import compiling, pack_gemv_tasks
 from qtool.gguf_types import BY_NAME
 from support.cuda.cuda_emulation import Emulator, OnGpu, emulator, placed, room
 from support.cuda.gemv_tasks import (
@@ -39,8 +39,8 @@ def roomy(emulator: Emulator, request: pytest.FixtureRequest) -> None:
 def test_all_are_listed() -> None:
     assert len(TRIED) == TEXT.count("X(tried_") > 5
     assert min(ROOMY.values()) > tried.OWN_ROOM
-    assert {layout for layout, *_ in TRIED.values()} == set(more_tasks._BLOCKS)
-    assert {TRIED[name][0] for name in ALIKE} == set(more_tasks._BLOCKS)
+    assert {layout for layout, *_ in TRIED.values()} == set(pack_gemv_tasks._BLOCKS)
+    assert {TRIED[name][0] for name in ALIKE} == set(pack_gemv_tasks._BLOCKS)
 
 
 @pytest.mark.parametrize("name", TRIED)
@@ -79,7 +79,7 @@ def test_sums_that_are_exact(emulator: Emulator, name: str) -> None:
 ALIKE = [
     name
     for name, (layout, threads, abreast, _) in TRIED.items()
-    if threads // 32 // abreast == more_tasks._BLOCKS[layout][1]
+    if threads // 32 // abreast == pack_gemv_tasks._BLOCKS[layout][1]
 ]
 
 
@@ -87,11 +87,11 @@ ALIKE = [
 def test_the_same_bits_as_qtools_own(emulator: Emulator, name: str) -> None:
     """Of those whose warps share columns as qtool's do, whatever the way by which weights come."""
     layout = TRIED[name][0]
-    shape = (2 * more_tasks._BLOCKS[layout][0], 2816)
+    shape = (2 * pack_gemv_tasks._BLOCKS[layout][0], 2816)
     _, make, _, _ = of_layout(layout, shape)
     tasks = make(inputs(4, shape[1]))  # which has the arrays
     own, other = (room((4, shape[0]), np.float16) for _ in range(2))
-    with patch.object(more_tasks, "splits_of", lambda *_: 1):
+    with patch.object(pack_gemv_tasks, "splits_of", lambda *_: 1):
         (task,) = tasks(own, None, None)
     emulator.run(task, own)
     (task,) = by(name, tasks, 1)(other, None, None)

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from qtool.benching import cuda as bench
-from qtool.cuda import compiling, more_tasks, running
+from qtool.cuda import compiling, pack_gemv_tasks, running
 from qtool.cuda.tasks import Task
 from support.places import TESTS
 
@@ -176,5 +176,5 @@ def test_its_first_kernels_are_the_ones_in_use(gemv: Any) -> None:
     text = (compiling.folders()[0] / "gemv.h").read_text()
     for kind, name in gemv.NAMES.items():
         kernel, *_ = gemv.kernels_of(kind)
-        assert kernel.blocks == more_tasks._BLOCKS[name]
+        assert kernel.blocks == pack_gemv_tasks._BLOCKS[name]
         assert f"{kernel.layout})" in text

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from qtool import native, native_gguf
-from qtool.cuda import encode_tasks, float_tasks, more_tasks, tasks
+from qtool.cuda import encode_tasks, float_tasks, pack_gemv_tasks, tasks
 from qtool.gguf_types import BY_NAME
 from qtool.native.sums import squares
 from support.cuda.cuda_emulation import emulator, placed, room
@@ -67,7 +67,7 @@ def blocks(name: str) -> Callable[[OnPtx], bool]:
 def rows_packed(emulator: OnPtx) -> bool:
     codes = placed(np.arange(70 * 70, dtype=np.uint8).reshape(70, 70) & 7)
     out = room((70, 7), np.int32)
-    found = emulator.run(more_tasks.pack(codes, 3, "rows", out=out), out)
+    found = emulator.run(pack_gemv_tasks.pack(codes, 3, "rows", out=out), out)
     return np.array_equal(found, native.pack(codes, 3, "rows"))
 
 
@@ -100,7 +100,7 @@ def products(emulator: OnPtx) -> bool:
         kept.append(room((count,), np.float32))
         return kept[-1]
 
-    done = placed(np.zeros(more_tasks.counters(72), np.int32))
+    done = placed(np.zeros(pack_gemv_tasks.counters(72), np.int32))
     make = awq_tasks(quant, x)
     (task,) = make(out, keep, done)
     assert task.fields["splits"] > 1
@@ -114,8 +114,8 @@ def products_of_blocks(emulator: OnPtx) -> bool:
     blocks = placed(random_blocks(BY_NAME["Q4_K"], 40 * 20).reshape(40, -1))
     blocks.reshape(-1, 144)[:, :4].view(np.float16)[...] = 0.01
     out = room((2, 40), np.float16)
-    with patch.object(more_tasks, "splits_of", lambda *_: 1):
-        (task,) = more_tasks.gemv_q4_k(blocks, columns, x, out=out, room=lambda _: None)
+    with patch.object(pack_gemv_tasks, "splits_of", lambda *_: 1):
+        (task,) = pack_gemv_tasks.gemv_q4_k(blocks, columns, x, out=out, room=lambda _: None)
     emulator.run(task, out)  # which compares with the host
     return True
 

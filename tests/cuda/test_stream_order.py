@@ -16,7 +16,7 @@ import qtool
 from qtool.calibrating import placed
 from qtool.calibrating.sites import Tracer
 from qtool.calibrating.stats import NEEDS, collect
-from qtool.cuda import more_tasks, uploads
+from qtool.cuda import pack_gemv_tasks, uploads
 from qtool.cuda.device import Device, open_gpu
 from qtool.gguf.importance.imatrix import write_importance
 from qtool.quality import forward
@@ -272,7 +272,7 @@ def test_a_gpu_machine_notices(cuda: Cuda, emulator: Emulator) -> None:
     words, zeros = (placed_(np.full((n, 16), 0x11111111, np.int32)) for n in (shape[1], groups))
     scales = placed_(np.ones((groups, 128), np.float16))
     x, out = (placed_(np.ones((1, n), np.float16)) for n in (shape[1], shape[0]))
-    done = placed_(np.zeros(more_tasks.counters(shape[0]), np.int32))
+    done = placed_(np.zeros(pack_gemv_tasks.counters(shape[0]), np.int32))
     kept = [x]
 
     def room(numbers: int) -> Any:
@@ -280,7 +280,7 @@ def test_a_gpu_machine_notices(cuda: Cuda, emulator: Emulator) -> None:
         return kept[-1]
 
     given: dict[str, Any] = {"out": out, "room": room, "done": done}
-    (task,) = more_tasks.gemv_awq(words, zeros, scales, 128, x, **given)
+    (task,) = pack_gemv_tasks.gemv_awq(words, zeros, scales, 128, x, **given)
     assert task.fields["splits"] > 1
     gpu = OnGpu(emulator.library)
     gpu.run(task, out)

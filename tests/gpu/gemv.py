@@ -1,6 +1,6 @@
 """Products with vectors by other kernels than qtool's (tried.h), by kernels of other sizes, and by
 every number of blocks that share rows: what kernels/cuda/gemv.h and `splits_of`
-(qtool/cuda/more_tasks.py) are chosen by. On a GPU machine:
+(qtool/cuda/pack_gemv_tasks.py) are chosen by. On a GPU machine:
 
     PYTHONPATH=. python3 tests/gpu/gemv.py [awq|gptq|q4_k ... | KIND:FAMILY]
 
@@ -33,7 +33,7 @@ from tried import COLUMNS, NAMES, Kernel, compiled, kernels_of
 
 from qtool.benching import cuda as bench
 from qtool.benching.cuda_cases import GROUP, LLAMA, TOGETHER
-from qtool.cuda import more_tasks, running
+from qtool.cuda import pack_gemv_tasks, running
 from qtool.cuda.tasks import Task, ceil
 from qtool.gguf_types import BY_NAME
 
@@ -97,11 +97,11 @@ class Matrix:
 
         given: dict[str, Any] = {"out": self.out, "room": more, "done": self.done}
         if self.kind == "q4_k":
-            (task,) = more_tasks.gemv_q4_k(self.stored[0], self.cols, self.x, **given)
+            (task,) = pack_gemv_tasks.gemv_q4_k(self.stored[0], self.cols, self.x, **given)
         elif self.kind == "awq":
-            (task,) = more_tasks.gemv_awq(*self.stored, GROUP, self.x, **given)
+            (task,) = pack_gemv_tasks.gemv_awq(*self.stored, GROUP, self.x, **given)
         else:
-            (task,) = more_tasks.gemv_gptq(*self.stored, GROUP, self.x, version=1, **given)
+            (task,) = pack_gemv_tasks.gemv_gptq(*self.stored, GROUP, self.x, version=1, **given)
         return task
 
 
@@ -133,7 +133,7 @@ def candidates(kernel: Kernel, rows: int, cols: int, *, own: bool) -> Iterator[i
     slots = torch.cuda.get_device_properties(0).multi_processor_count * resident
     blocks, runs = ceil(rows, down), cols // COLUMNS[kernel.kind]
     if own:
-        yield more_tasks.splits_of(blocks, runs, parts, slots)
+        yield pack_gemv_tasks.splits_of(blocks, runs, parts, slots)
         return
     most = max(1, runs // parts)
     for splits in range(1, most + 1):
@@ -155,8 +155,8 @@ class Timed:
 def in_use(kernel: Kernel, loaded: dict[Kernel, Any], splits: int) -> Iterator[None]:
     """In the place of qtool's own."""
     with (
-        patch.dict(more_tasks._BLOCKS, {NAMES[kernel.kind]: kernel.blocks}),
-        patch.object(more_tasks, "splits_of", lambda *_: splits),
+        patch.dict(pack_gemv_tasks._BLOCKS, {NAMES[kernel.kind]: kernel.blocks}),
+        patch.object(pack_gemv_tasks, "splits_of", lambda *_: splits),
         patch.object(running, "_kernel", lambda *_: loaded[kernel]),
     ):
         yield

@@ -108,7 +108,7 @@ class Kernel:
 
     @property
     def blocks(self) -> tuple[int, int, int, int]:
-        """As `_BLOCKS` of more_tasks has it."""
+        """As `_BLOCKS` of pack_gemv_tasks has it."""
         threads, abreast = self.numbers[:2]
         few = self.family in ("ahead", "wide") or len(self.numbers) == 3
         resident = self.numbers[2 if few else 3]

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool import native_gguf
-from qtool.cuda import more_tasks
+from qtool.cuda import pack_gemv_tasks
 from qtool.formats import awq, gptq
 from qtool.formats.facts import Options
 from qtool.gguf_types import BY_NAME
@@ -37,7 +37,7 @@ def results(emulator: Emulator, tasks: Tasks, x: NDArray[np.float16], rows: int)
     if not second:
         return [out]
     emulator.run(second[0], out)
-    done = placed(np.zeros(more_tasks.counters(rows), np.int32))
+    done = placed(np.zeros(pack_gemv_tasks.counters(rows), np.int32))
     alone = room(out.shape, np.float16)
     (task,) = tasks(alone, keep, done)
     for order in (0, 1):
@@ -101,7 +101,7 @@ def awq_tasks(quant: GroupQuant, x: Any) -> Tasks:
     packed = awq.pack("m", quant, Options("gemm"))
     tensors = [placed(packed[f"m.{name}"]) for name in ("qweight", "qzeros", "scales")]
     size = quant.scheme.group_size
-    return lambda out, keep, done: more_tasks.gemv_awq(
+    return lambda out, keep, done: pack_gemv_tasks.gemv_awq(
         *tensors, size, x, out=out, room=keep, done=done
     )
 
@@ -110,13 +110,13 @@ def gptq_tasks(quant: GroupQuant, x: Any, version: int) -> Tasks:
     packed = gptq.pack("m", quant, Options(f"v{version}"))
     tensors = [placed(packed[f"m.{name}"]) for name in ("qweight", "qzeros", "scales")]
     size = quant.scheme.group_size
-    return lambda out, keep, done: more_tasks.gemv_gptq(
+    return lambda out, keep, done: pack_gemv_tasks.gemv_gptq(
         *tensors, size, x, version=version, out=out, room=keep, done=done
     )
 
 
 def q4_k_tasks(blocks: Any, columns: int, x: Any) -> Tasks:
-    return lambda out, keep, done: more_tasks.gemv_q4_k(
+    return lambda out, keep, done: pack_gemv_tasks.gemv_q4_k(
         blocks, columns, x, out=out, room=keep, done=done
     )
 

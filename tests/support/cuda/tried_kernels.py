@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 import pytest
 
-from qtool.cuda import compiling, more_tasks
+from qtool.cuda import compiling, pack_gemv_tasks
 from qtool.cuda.tasks import Task
 from support.cuda.gemv_tasks import (
     Tasks,
@@ -65,8 +65,8 @@ def instead(name: str, splits: int) -> Iterator[None]:
     layout, threads, abreast, rows = TRIED[name]
     blocks = {layout: (rows * abreast, threads // 32 // abreast, threads, 1)}
     with (
-        patch.dict(more_tasks._BLOCKS, blocks),
-        patch.object(more_tasks, "splits_of", lambda *_: splits),
+        patch.dict(pack_gemv_tasks._BLOCKS, blocks),
+        patch.object(pack_gemv_tasks, "splits_of", lambda *_: splits),
     ):
         yield
 
