@@ -380,7 +380,7 @@ def test_what_was_measured_counts_and_not_what_the_recipe_asked(tmp_path: Path) 
     for text, lines in [
         (json.dumps(measured),
          ["made by: recipe iq3_xxs",
-          "calibrated on: 4 samples of 64 tokens of a file, seed 7, products in bfloat16"]),
+          "calibrated on: 4 samples of 64 tokens of a file, seed 7, matmuls in bfloat16"]),
         (json.dumps(odd),
          ["made by: recipe iq3_xxs", "calibrated on: 4 samples of 64 tokens",
           f"qtool.calibration.source: {'x' * 72}... (999 characters)",

@@ -305,7 +305,7 @@ def test_what_an_artifact_was_calibrated_on_is_one_line(awq_folder: Path) -> Non
          ["calibrated on: 1 sample of 512 tokens of a file, seed 3",
           "calibration.digest: sha256:ab"]),
         ({"source": "owner/set", "samples": 2048, "length": 64, "precision": "bfloat16"},
-         ["calibrated on: 2,048 samples of 64 tokens of owner/set, products in bfloat16"]),
+         ["calibrated on: 2,048 samples of 64 tokens of owner/set, matmuls in bfloat16"]),
         ({"source": {"hub": "x"}, "samples": 2, "length": 64, "seed": -5, "precision": 7},
          ["calibrated on: 2 samples of 64 tokens", "calibration.source.hub: x",
           "calibration.seed: -5", "calibration.precision: 7"]),

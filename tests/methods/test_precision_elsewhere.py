@@ -52,7 +52,7 @@ def test_a_matrix_keeps_no_artifacts_of_other_products(
     assert {status for status, _ in made().values()} == {"made"}
     status, error = made("--set", ASKED)["w4g32-gptq"]
     assert status == "failed"
-    assert "products in float32, and this run makes them in bfloat16" in error
+    assert "matmuls in float32, and this run makes them in bfloat16" in error
     assert made("--set", ASKED)["iq4_nl"][0] == "kept"
     has(monkeypatch, False)
     assert made("--set", ASKED)["w4g32-gptq"][0] == "kept"
