@@ -152,7 +152,7 @@ def test_a_wrong_model_is_told_in_other_environments_too(
     assert made.status == 0, made.err
     has(monkeypatch, False)
     given = ("reproduce", "a.gguf", "--model", "model", "--calibration", "text.txt")
-    assert "another environment (products bfloat16 there, float32 here)" in call(*given).out
+    assert "another environment (matmuls bfloat16 there, float32 here)" in call(*given).out
     weights = load_file("model/model.safetensors")
     weights["model.layers.0.self_attn.q_proj.weight"] *= 1.5
     save_file(weights, "model/model.safetensors", {"format": "pt"})
