@@ -9,8 +9,8 @@ import sys
 import types
 from pathlib import Path
 
-# transformers 5 calls kinds of blocks otherwise than the converter, and adds experts, or heads of
-# keys.
+# transformers 5 calls kinds of blocks, or the activation, otherwise than the converter, and adds
+# experts, or heads of keys.
 _CALLED_OTHERWISE = (
     "nemotron_h",
     "granitemoehybrid",
@@ -23,6 +23,7 @@ _CALLED_OTHERWISE = (
     "minimax_m3_vl",
     "deepseek_v4",
     "bailing_hybrid",
+    "exaone",
 )
 # What thinks alone, as the class of the whole that the converter knows.
 _WHOLE = {
