@@ -33,9 +33,8 @@ class Role:
 
     block: int | None
     reason: str | None  # None: a linear layer
-    mtp: bool = (
-        False  # a matrix, or experts, of multi-token prediction, which the class does not run
-    )
+    # A matrix, or experts, of multi-token prediction, which the model class does not run.
+    mtp: bool = False
 
 
 def roles_of(tensors: Mapping[str, TensorInfo], blocks: BlockStack) -> dict[str, Role]:

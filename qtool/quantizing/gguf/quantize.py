@@ -59,8 +59,9 @@ def run_gguf(request: GgufRequest, progress: Progress) -> Summary:
     check_free(request.artifact, is_folder=False, replace=request.replace, again=again)
     # What is rotated is not 0 where the source is, nor what codes of 0 stand for.
     codes = request.requantize and not is_gguf(request.source)
-    watched = request.recipe.rotates or codes
-    zeros = Zeros(request.source, request.requantize) if watched else None
+    zeros = None
+    if request.recipe.rotates or codes:
+        zeros = Zeros(request.source, request.requantize)
     view = open_view(request.source, request.recipe, request.imatrix, request.requantize, zeros)
     if view is None:
         with closing(open_source(request.source, request.requantize, zeros)) as source:
