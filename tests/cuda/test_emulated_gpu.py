@@ -59,7 +59,7 @@ def test_ways_back(name: str, cuda: Cuda, gpu: Device, tmp_path: Path) -> None:
         source, "w4g32-gptq", tmp_path / "out", changes=given, threads=2, device="cuda"
     )
     assert cuda.ways_back and cuda.devices == {1}
-    (said,) = (note for note in made.notes if note.startswith("rows of matrices made up"))
+    (said,) = (note for note in made.notes if note.startswith("rows of matrices compensated"))
     fed, blocks = re.findall(r"in (\d+) of (\d+) blocks", said)[0]
     assert fed == blocks
 

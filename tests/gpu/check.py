@@ -2,7 +2,7 @@
 
 Compiles every kernel for the GPU at hand; runs the tests of the kernels on it, where the emulated
 grid is replaced by the real one (QTOOL_TEST_DEVICE=cuda) and results must equal the CPU's bit for
-bit, but products with vectors float64's within what tensor cores may lose; times every kernel that
+bit, but GEMV float64's within what tensor cores may lose; times every kernel that
 a bar names; makes artifacts by the shipped recipes there and by the CPU; runs a part of the tests
 under compute-sanitizer, where that is found. What was found is printed as a short table last; in
 out/gpu-check all that was timed is kept (times.json), and all that each check said. The exit status
