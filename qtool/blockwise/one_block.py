@@ -135,7 +135,7 @@ def quantize_block(run: Run, index: int) -> Outcome:
             jobs = site_jobs(run.plan, index, found, group, rest=group is groups[-1])
             work = _work(run, block, stats, rows)
             if run.originals is not None and before is not None:
-                results += _making_up(
+                results += _compensating(
                     run, run.originals, block, before, group, jobs, stats, weights, work
                 )
                 jobs = [job for job in jobs if not is_compared(job.site)]
@@ -193,7 +193,7 @@ def _work(run: Run, block: LoadedBlock, stats: Stats, rows: Rows) -> Callable[[J
     )
 
 
-def _making_up(
+def _compensating(
     run: Run,
     originals: Originals,
     block: LoadedBlock,

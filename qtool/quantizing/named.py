@@ -5,16 +5,15 @@ Where there are two files, a line of the journal says of both that they are whol
 has its name: the same command then gives them the names that they lack.
 """
 
-import hashlib
-import json
 import os
 import shutil
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from qtool.checkpoints.checkpoint import hash_file
 from qtool.checkpoints.gguf_models import source_files
 from qtool.errors import SourceError
 from qtool.gguf.importance.imatrix import Importance, write_importance
@@ -22,11 +21,10 @@ from qtool.provenance.record import environment
 from qtool.workspaces import already, program
 from qtool.workspaces.differences import DEVICE, AnotherRun, told
 from qtool.workspaces.identity import file_facts
-from qtool.workspaces.journal import Journal
-from qtool.workspaces.lock import acquire
+from qtool.workspaces.journal import as_noted
 from qtool.workspaces.staging import explained, partial, staged_file
 from qtool.workspaces.watched import marks
-from qtool.workspaces.workspace import COMMAND, Workspace, workspace
+from qtool.workspaces.workspace import COMMAND, Workspace, kept_journal, workspace
 
 BESIDE = "beside"  # of what a run says it made: the importance matrix, where it made both
 _BOTH = "both"  # the line on two files that are whole
@@ -106,39 +104,25 @@ def _has_name(out: Path | None, imatrix: Path | None, facts: Mapping[str, Any] |
     facts it is refused."""
     if out is None or imatrix is None or not imatrix.is_file():
         return False
-    folder = partial(Path(os.path.realpath(out)))
-    if not (folder / "journal").is_file():
-        return False
-    with explained(out):
-        lock = acquire(folder, out)
-    try:
-        with closing(Journal(folder / "journal")) as journal:
-            both = journal.done.get(_BOTH)
-            if both is None or _digest(imatrix) != both["imatrix"]:
-                return False
-            before, now = journal.facts, {} if facts is None else _as_noted(facts)
-            others = {key: (before.get(key), one) for key, one in now.items()}
-            if others := {key: pair for key, pair in others.items() if pair[0] != pair[1]}:
-                raise AnotherRun(
-                    f"{imatrix}: is of a run that was killed before {out} had its name, and "
-                    f"this command is not the one that began it: {told(others)}; to start over, "
-                    "remove it"
-                )
-            return True
-    finally:
-        os.close(lock)
+    with kept_journal(out) as journal:
+        both = None if journal is None else journal.done.get(_BOTH)
+        if journal is None or both is None or _digest(imatrix) != both["imatrix"]:
+            return False
+        before, now = journal.facts, as_noted(dict(facts or {}))
+        others = {key: (before.get(key), one) for key, one in now.items()}
+        if others := {key: pair for key, pair in others.items() if pair[0] != pair[1]}:
+            raise AnotherRun(
+                f"{imatrix}: is of a run that was killed before {out} had its name, and this "
+                f"command is not the one that began it: {told(others)}; to start over, remove it"
+            )
+        return True
 
 
 def _digest(file: Path) -> str | None:
     try:
-        with file.open("rb") as opened:
-            return hashlib.file_digest(opened, "sha256").hexdigest()
-    except OSError:
+        return hash_file(file)
+    except SourceError:
         return None
-
-
-def _as_noted(facts: Mapping[str, Any]) -> Any:
-    return json.loads(json.dumps(dict(facts)))
 
 
 def facts_of(
@@ -166,13 +150,13 @@ def place(
     check_absent(out, imatrix, facts)
 
     def stale(before: Mapping[str, Any]) -> bool:
-        return before.get(COMMAND) == _COMMAND and before != _as_noted(facts)
+        return before.get(COMMAND) == _COMMAND and before != as_noted(dict(facts))
 
     return workspace(
         last,
         is_folder=False,
         nbytes=0,
-        fresh=False,
+        fresh=None,
         sources=marks(source_files(model)),
         stale=stale,
         facts=facts,

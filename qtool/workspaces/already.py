@@ -24,6 +24,7 @@ from qtool.errors import SourceError
 from qtool.messages.summary import Summary, peak_rss_bytes, summary_of
 from qtool.workspaces.differences import HEADER, PRECISION, AnotherRun
 from qtool.workspaces.identity import file_facts
+from qtool.workspaces.journal import as_noted
 from qtool.workspaces.lock import ENDED, ended_beside, is_ended
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class Earlier:
 
     def agrees(self, facts: Mapping[str, Any]) -> bool:
         """Whether it was of these."""
-        now = json.loads(json.dumps(dict(facts)))
+        now = as_noted(dict(facts))
         return all(name in self.facts and self.facts[name] == now[name] for name in now)
 
     def agree(self, facts: Mapping[str, Any]) -> None:

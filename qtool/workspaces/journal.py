@@ -25,6 +25,11 @@ from qtool.errors import ResumeError
 _LONGEST = 1 << 28  # bytes of a journal that is read: a line a matrix, of the largest models
 
 
+def as_noted(value: Any) -> Any:
+    """A fact, or several, as a journal has them."""
+    return json.loads(json.dumps(value))
+
+
 class Journal:
     """The lines of one run; `done` has those of earlier tries in their order."""
 
@@ -69,7 +74,7 @@ class Journal:
         if name not in self.facts:
             self._append({"fact": name, "value": value})
             self.facts[name] = value
-        elif self.facts[name] != json.loads(json.dumps(value)):
+        elif self.facts[name] != as_noted(value):
             raise ResumeError(differs)
 
     def commit(self, name: str, **content: Any) -> None:

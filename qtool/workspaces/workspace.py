@@ -16,7 +16,6 @@ left.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -28,7 +27,7 @@ from qtool.errors import QtoolError, ResumeError, UnsupportedError
 from qtool.workspaces import already, naming
 from qtool.workspaces.already import AlreadyMade, Earlier
 from qtool.workspaces.differences import AnotherRun, told
-from qtool.workspaces.journal import Journal
+from qtool.workspaces.journal import Journal, as_noted
 from qtool.workspaces.leftovers import check_free, give_up, sweep_sources
 from qtool.workspaces.lock import acquire, empty, forget, remove
 from qtool.workspaces.naming import Stating
@@ -88,12 +87,12 @@ class Workspace:
             self.earlier.agree(facts)
             return
         self.check(facts)
-        for name, value in json.loads(json.dumps(dict(facts))).items():
+        for name, value in as_noted(dict(facts)).items():
             self.journal.agree(name, value, name)
 
     def check(self, facts: Mapping[str, Any]) -> None:
         """The same, and nothing is noted."""
-        before, now = self.journal.facts, json.loads(json.dumps(dict(facts)))
+        before, now = self.journal.facts, as_noted(dict(facts))
         if before and before.get(COMMAND) != now.get(COMMAND):
             raise AnotherRun(
                 f"{self.out}: an unfinished run of another command ({_units(self.journal)}) is "
@@ -113,6 +112,23 @@ class Workspace:
             )
 
 
+@contextmanager
+def kept_journal(out: Path) -> Iterator[Journal | None]:
+    """What an unfinished run of `out` has noted, while nobody else goes on with it; None where
+    there is none. ResumeError where one is under way."""
+    folder = partial(Path(os.path.realpath(out)))
+    if not (folder / "journal").is_file():
+        yield None
+        return
+    with explained(out):
+        lock = acquire(folder, out)
+    try:
+        with closing(Journal(folder / "journal")) as journal:
+            yield journal
+    finally:
+        os.close(lock)
+
+
 def check_begun(out: Path, facts: Mapping[str, Any], *, fresh: bool) -> None:
     """ResumeError where a run of `out` is under way, or is kept that was made of other facts.
 
@@ -120,16 +136,11 @@ def check_begun(out: Path, facts: Mapping[str, Any], *, fresh: bool) -> None:
     """
     target = Path(os.path.realpath(out))
     folder = partial(target)
-    if not (folder / "journal").is_file() or already.earlier(folder, target) is not None:
+    if already.earlier(folder, target) is not None:
         return
-    with explained(out):
-        lock = acquire(folder, out)
-    try:
-        with closing(Journal(folder / "journal")) as journal:
-            if journal.done and not fresh:
-                Workspace(out, folder, journal).check(facts)
-    finally:
-        os.close(lock)
+    with kept_journal(out) as journal:
+        if journal is not None and journal.done and not fresh:
+            Workspace(out, folder, journal).check(facts)
 
 
 @contextmanager
@@ -138,7 +149,7 @@ def workspace(
     *,
     is_folder: bool,
     nbytes: int,
-    fresh: bool,
+    fresh: bool | None,
     sources: Marks | None = None,
     stating: Stating | None = None,
     replace: Replace | None = None,
@@ -147,7 +158,8 @@ def workspace(
 ) -> Iterator[Workspace]:
     """A place to make `out` in; `out` is there when the body ends without an exception.
 
-    nbytes: what the disk has to hold. fresh: throw away what an earlier run left. sources: the
+    nbytes: what the disk has to hold. fresh: throw away what an earlier run left; None
+    where the command has no such option. sources: the
     files that it is made of, as they were when they were opened. stating: writes what is to lie
     beside it, given where it is until it has its name. replace: it may take the place of another.
     stale: whether an earlier run, by its facts, is to be thrown away, too. facts: what is agreed on
@@ -204,10 +216,9 @@ def workspace(
             if kept := done and (ended or why is not None or may_pass(error)):
                 assert journal is not None
                 if not isinstance(error, AnotherRun | AskAgain):  # which say how to go on
-                    only = journal.facts.get(COMMAND) == "calibrate"  # which has no --fresh
                     error.add_note(
                         f"what is finished is kept ({_units(journal)}): the same command goes on "
-                        f"from there{'' if only else ', --fresh starts over'}"
+                        f"from there{'' if fresh is None else ', --fresh starts over'}"
                     )
             if why is not None:
                 raise with_notes(why, error) from error

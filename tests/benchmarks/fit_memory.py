@@ -13,15 +13,13 @@ made, unless --no-cgroup is given.
 """
 
 import os
-import re
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 import commands
 import max_ram
-from max_ram import MIB, MOST_OVER
+from max_ram import MIB, MOST_OVER, smallest
 
 CHECKPOINT = (("q4_k_m-awq-gptq", 4.5), ("w4a16-ct", 16.0))
 FILE = (("q4_k_m", 4.5),)
@@ -30,17 +28,6 @@ FILE = (("q4_k_m", 4.5),)
 def words_of(model: Path, recipe: str, bits: float, out: Path, more: list[object]) -> list[object]:
     words = [sys.executable, "-m", "qtool", "fit", model, "--recipe", recipe, "--bits", bits]
     return [*words, *more, "-o", out, "--json"]
-
-
-def smallest(words: list[object]) -> int:
-    """The least budget in MiB that is taken, as the refusal of a smaller one says."""
-    told = subprocess.run(
-        [*map(str, words), "--max-ram", "1MiB"], capture_output=True, text=True, check=False
-    )
-    found = re.search(r"the least that would do is (\d+)MiB", told.stderr)
-    if found is None:
-        sys.exit(f"no refusal: {told.stderr}")
-    return int(found[1])
 
 
 def measure(

@@ -102,9 +102,8 @@ KINDS = (
 )  # fmt: skip
 
 
-def smallest(model: Path, recipe: str, more: list[object]) -> int:
-    """The least budget, in MiB, that a refusal names."""
-    words = [sys.executable, "-m", "qtool", "plan", model, "--recipe", recipe, *more]
+def smallest(words: list[object]) -> int:
+    """The least budget, in MiB, that a command's refusal of a smaller one names."""
     told = subprocess.run(
         [*map(str, words), "--max-ram", "1MiB"], capture_output=True, text=True, check=False
     )
@@ -156,7 +155,7 @@ def measure(
 ) -> bool:
     """Three runs of one shape; whether all are as they should be. unlimited: gets the names of
     those that should have had a limit and had none."""
-    least = smallest(model, recipe, more)
+    least = smallest([sys.executable, "-m", "qtool", "plan", model, "--recipe", recipe, *more])
     good = True
     budgets: list[int | None] = [None]
     for number in range(3):
