@@ -266,41 +266,6 @@ def test_parts_of_a_fused_layer_follow_each_other(tmp_path: Path) -> None:
     assert "fuse" in (plan.by_name["model.layers.0.self_attn.q_proj.weight"].reason or "")
 
 
-@pytest.mark.parametrize("block", ["model.layers.2", "mtp.layers.0"])
-def test_overrides_of_blocks_that_predict_further_tokens(block: str, tmp_path: Path) -> None:
-    """No override quantizes them, and each is told so that means one, beside others or alone."""
-    shapes = header_files.llama()
-    own = {name: shape for name, shape in shapes.items() if name.startswith("model.layers.1.")}
-    shapes |= {name.replace("model.layers.1", block): shape for name, shape in own.items()}
-
-    def said(*entries: str) -> list[str]:
-        sets = f"overrides=[{', '.join(entries)}]"
-        plan = plan_of(tmp_path / str(len(entries)), shapes, "w8-rtn", sets, num_hidden_layers=2)
-        assert not [name for name in quantized(plan) if name.startswith(block)]
-        return [one for one in plan.warnings if "overrides." in one]
-
-    four, eight = "weights: {bits: 4}", "weights: {bits: 8}"
-    beside, alone, none = said(
-        f"{{match: '*.mlp.*_proj', {four}}}", "{match: '*.self_attn.*', dense: true}",
-        f"{{match: '*{block.removeprefix('model')}.mlp.*', {eight}}}",
-        f"{{match: '*norm', {eight}}}",
-    )  # fmt: skip
-    reason = "(multi-token prediction or the like)" if "model" in block else "the decoder blocks"
-    start = f"note: overrides.0: '*.mlp.*_proj' also matches {block}.mlp.gate_proj.weight and 2"
-    assert beside.startswith(start + " more, which stay dense: ") and beside.endswith(reason)
-    assert "matches no quantized tensor, but" in alone and alone.endswith(reason)
-    assert "overrides.3" in none
-    assert said("{match: '*.1.mlp.up_proj', " + four + "}") == []
-
-
-def test_an_override_of_fused_experts_that_do_not_run_is_told(tmp_path: Path) -> None:
-    name = "mtp.layers.0.mlp.experts.gate_up_proj"
-    shapes = {**header_files.llama(), name: (4, 64, 32)}
-    sets = "overrides=[{match: '*_proj', weights: {bits: 4}}]"
-    (said,) = (one for one in plan_of(tmp_path, shapes, "w8-rtn", sets).warnings if "match" in one)
-    assert said.startswith(f"note: overrides.0: '*_proj' also matches {name}, which stays dense: ")
-
-
 def test_overrides(tmp_path: Path) -> None:
     sets = [
         "overrides=[{match: '*.down_proj', weights: {bits: 8}}, {match: '*.1.*', dense: true}, "
